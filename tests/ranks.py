@@ -4,13 +4,16 @@
 a gloo process group, and returns the three results in rank order. They are those of `minddp.launch`: every wait has
 a time limit, and when a rank dies, hangs or raises, all are killed and the next `run` starts new ones.
 `torch._dynamo` is imported before they are forked: torch imports it, a second's work, in each process that wraps a
-module or makes an optimizer.
+module or makes an optimizer. `@on_ranks(3)` makes a test of such a function.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
+import importlib
+import inspect
 import logging
 import multiprocessing as mp
 from collections.abc import Callable
@@ -20,7 +23,7 @@ from typing import Any
 from minddp.platform import ranks
 from minddp.platform.ranks import RankFailure
 
-__all__ = ["CONTEXT", "RankFailure", "RankPool", "on_one_thread", "take_findings"]
+__all__ = ["CONTEXT", "RankFailure", "RankPool", "of_all_ranks", "on_one_thread", "on_ranks", "take_findings"]
 
 CONTEXT = mp.get_context("forkserver")
 ranks.PRELOAD.append("pytest")
@@ -94,3 +97,36 @@ class RankPool(ranks.RankPool):
 
 def _with_args_of(fn: Callable[..., Any], args_of_rank: list[tuple[Any, ...]], rank: int) -> Any:
     return fn(rank, *args_of_rank[rank])
+
+
+def on_ranks(number: int | Callable[..., int]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The decorated test runs on each of so many ranks; it takes its rank, and then its parameters and fixtures.
+
+    `number` may be computed from the latter. All of them are sent to the ranks.
+    """
+
+    def test_of(body: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def test(ranks: Callable[[int], RankPool], **arguments: Any) -> None:
+            pool = ranks(number if isinstance(number, int) else number(**arguments))
+            pool.run(_run_body, body.__module__, body.__name__, arguments)
+
+        _, *parameters = inspect.signature(body).parameters.values()
+        first = inspect.Parameter("ranks", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        test.__signature__ = inspect.Signature([first, *parameters])  # type: ignore[attr-defined]
+        return test
+
+    return test_of
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """The value of each rank, on every rank of a test on ranks."""
+    import torch.distributed as dist
+
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _run_body(rank: int, module: str, test: str, arguments: dict[str, Any]) -> None:
+    getattr(importlib.import_module(module), test).__wrapped__(rank, **arguments)

@@ -6,7 +6,7 @@ import copy
 import io
 import itertools
 import pickle
-from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
+from tests.ranks import of_all_ranks, on_ranks
 
 BOTH = (TorchDDP, minddp.DistributedDataParallel)
 
@@ -60,17 +61,11 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def outcome(attempt: Callable[[], Any]) -> Any:
-    try:
-        return attempt()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
 # ------------------------------------------------------------------ attributes and state
 
 
-def _state(rank: int) -> None:
+@on_ranks(2)
+def test_state_goes_back_and_forth_between_torchs_and_ours(rank: int) -> None:
     theirs, ours = (build(cls, seed) for seed, cls in enumerate(BOTH))
     assert list(ours.state_dict()) == list(theirs.state_dict())
     assert all(key.startswith("module.") for key in ours.state_dict())
@@ -82,26 +77,20 @@ def _state(rank: int) -> None:
     assert same(train(ours, rank), train(theirs, rank))
 
 
-def test_state_goes_back_and_forth_between_torchs_and_ours(ranks: Any) -> None:
-    ranks(2).run(_state)
-
-
-def _plan(rank: int) -> str:
+@on_ranks(2)
+def test_the_plan_holds_tied_weights_once_and_frozen_ones_not_at_all(rank: int) -> None:
     ddp = build(minddp.DistributedDataParallel)
     assert [spec.name for spec in ddp.plan.params] == ["body.weight", "body.bias", "norm.weight", "norm.bias"]
     train(ddp, rank)
     assert ddp.module.frozen.weight.grad is None
     assert ddp.module.head.weight.grad is ddp.module.body.weight.grad
-    return str(ddp.plan)
+    text = str(ddp.plan)
+    assert of_all_ranks(text) == [text] * 2
+    assert text.count("body.weight") == 1
 
 
-def test_the_plan_holds_tied_weights_once_and_frozen_ones_not_at_all(ranks: Any) -> None:
-    texts = ranks(2).run(_plan)
-    assert texts[0] == texts[1]
-    assert texts[0].count("body.weight") == 1
-
-
-def _forwarding(rank: int) -> list[Any]:
+@on_ranks(2)
+def test_arguments_and_outputs_pass_through_as_they_are(rank: int) -> None:
     class Flexible(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -112,17 +101,15 @@ def _forwarding(rank: int) -> list[Any]:
 
     ddp = minddp.DistributedDataParallel(Flexible())
     output = ddp(torch.ones(1, 4), "a", None, scale=2.0, flag=True)
-    return [output["more"], output["rest"], output["out"].shape]
-
-
-def test_arguments_and_outputs_pass_through_as_they_are(ranks: Any) -> None:
-    assert ranks(2).run(_forwarding)[0] == [("a", None), {"flag": True}, (1, 4)]
+    assert [output["more"], output["rest"], output["out"].shape] == [("a", None), {"flag": True}, (1, 4)]
 
 
 # ------------------------------------------------------------------ training, copies and pickles
 
 
-def _copies(rank: int, steps_before: int) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_copies_train_like_the_original(rank: int, steps_before: int) -> None:
     original = build(minddp.DistributedDataParallel)
     train(original, rank, steps_before)
     original.zero_grad()
@@ -143,34 +130,21 @@ def _copies(rank: int, steps_before: int) -> None:
     assert all(same(result, expected) for result in results)
 
 
-@pytest.mark.parametrize("steps_before", [0, 2])
-def test_copies_train_like_the_original(ranks: Any, steps_before: int) -> None:
-    ranks(2).run(_copies, steps_before)
-
-
-def _copy_with_another_group(rank: int) -> list[list[str]]:
+@on_ranks(2)
+def test_no_copies_with_another_group_than_the_default(rank: int) -> None:
     group = dist.new_group([0, 1])
-    found = []
     for cls in BOTH:
         ddp = build(cls, process_group=group)
-        found.append(
-            [outcome(lambda: copy.deepcopy(ddp) and "copied"), outcome(lambda: pickle.dumps(ddp) and "pickled")]
-        )
-    return found
-
-
-def test_no_copies_with_another_group_than_the_default(ranks: Any) -> None:
-    theirs, ours = ranks(2).run(_copy_with_another_group)[0]
-    phrase = (
-        "RuntimeError: DDP Pickling/Unpickling are only supported when using DDP with the default process group"
-    )
-    assert all(text.startswith(phrase) for text in theirs + ours)
+        for make_copy in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(RuntimeError, match="DDP Pickling/Unpickling are only supported when using DDP"):
+                make_copy(ddp)
 
 
 # ------------------------------------------------------------------ no_sync
 
 
-def _no_sync(rank: int) -> None:
+@on_ranks(2)
+def test_no_sync_restores_also_after_an_exception(rank: int) -> None:
     ddp = build(minddp.DistributedDataParallel)
     with ddp.no_sync():
         assert not ddp.require_backward_grad_sync
@@ -178,94 +152,68 @@ def _no_sync(rank: int) -> None:
             pass
         assert not ddp.require_backward_grad_sync
     assert ddp.require_backward_grad_sync
-    try:
-        with ddp.no_sync():
-            raise KeyError
-    except KeyError:
-        pass
+    with suppress(KeyError), ddp.no_sync():
+        raise KeyError
     assert ddp.require_backward_grad_sync
-
-
-def test_no_sync_restores_also_after_an_exception(ranks: Any) -> None:
-    ranks(2).run(_no_sync)
 
 
 # ------------------------------------------------------------------ buffers
 
 
-def _marks(rank: int, arguments: dict[str, Any], script: str) -> list[list[float]]:
-    """After each forward, the mark that this rank set to `rank + 1` before it: 1 everywhere if rank 0's came."""
-    found = []
-    for cls in BOTH:
-        ddp, marks = build(cls, **arguments), []
-        for kind in script:
-            ddp.module.mark.fill_(rank + 1)
-            if kind == "e":
-                with torch.no_grad():
-                    ddp(inputs(rank))
-            elif kind == "l":
-                with ddp.no_sync():
-                    ddp(inputs(rank))
-            else:
-                ddp(inputs(rank))
-            marks.append(ddp.module.mark.item())
-        found.append(marks)
-    return found
-
-
-def test_buffers_come_before_a_forward_unless_the_last_was_without_grad_or_local(ranks: Any) -> None:
+@on_ranks(2)
+def test_buffers_come_before_a_forward_unless_the_last_was_without_grad_or_local(rank: int) -> None:
     """Training (t), evaluation under no_grad (e), local under no_sync (l)."""
-    theirs, ours = ranks(2).run(_marks, {}, "tettltleet")[1]
-    assert ours == [1, 1, 2, 1, 1, 2, 1, 2, 2, 2]
-    assert ours == theirs
-
-
-def _synchronised(rank: int, arguments: dict[str, Any]) -> list[list[float]]:
-    """Two parameters and a buffer, of value `rank` before construction, the buffer also before the forward."""
-    found = []
     for cls in BOTH:
-        torch.manual_seed(0)
-        net = Net()
-        with torch.no_grad():
-            net.body.bias.fill_(rank)
-            net.frozen.bias.fill_(rank)
-            net.mark.fill_(rank)
-        ddp = cls(net, **arguments)
-        values = [net.body.bias, net.frozen.bias, net.mark]
-        seen = [float(v.detach().mean()) for v in values]
-        net.mark.fill_(rank)
-        ddp(inputs(rank))
-        found.append(seen + [float(v.detach().mean()) for v in values])
-    return found
+        ddp, are_of_rank_0 = build(cls), ""
+        for kind in "tettltleet":
+            ddp.module.mark.fill_(rank)
+            with {"t": nullcontext, "e": torch.no_grad, "l": ddp.no_sync}[kind]():
+                ddp(inputs(rank))
+            are_of_rank_0 += "yes " if ddp.module.mark == 0 else "no "
+        assert rank == 0 or are_of_rank_0 == "yes yes no yes yes no yes no no no "
 
 
-def test_what_is_synchronised_when_is_as_in_torch(ranks: Any) -> None:
+def synchronised(cls: type, rank: int, arguments: dict[str, Any]) -> tuple[float, ...]:
+    """Two parameters and a buffer, of value `rank` before construction, the buffer also before the forward."""
+    torch.manual_seed(0)
+    net = Net()
+    values = [net.body.bias, net.frozen.bias, net.mark]
+    with torch.no_grad():
+        for value in values:
+            value.fill_(rank)
+    ddp = cls(net, **arguments)
+    seen = [float(value.detach().mean()) for value in values]
+    net.mark.fill_(rank)
+    ddp(inputs(rank))
+    return (*seen, *(float(value.detach().mean()) for value in values))
+
+
+@on_ranks(2)
+def test_what_is_synchronised_when_is_as_in_torch(rank: int) -> None:
     different = set()
     for init, broadcast, forward in itertools.product([True, False], [None, True, False], [None, True, False]):
         arguments = {"init_sync": init, "broadcast_buffers": broadcast, "forward_sync_buffers": forward}
-        theirs, ours = ranks(2).run(_synchronised, arguments)[1]
+        theirs, ours = (synchronised(cls, rank, arguments) for cls in BOTH)
         assert ours == theirs, arguments
-        different.add(tuple(ours))
-    assert len(different) == 5, "the arguments matter"
+        different.add(ours)
+    assert len(different) == (1 if rank == 0 else 5), "the arguments matter"
 
 
-def _spans(rank: int) -> list[set[str]]:
-    found = []
+@on_ranks(2)
+def test_a_profile_has_the_spans_that_torchs_has(rank: int) -> None:
+    spans = []
     for cls in BOTH:
         ddp = build(cls)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             ddp(inputs(rank)).sum().backward()
-        found.append({event.key for event in profile.key_averages() if event.is_user_annotation})
-    return found
+        spans.append({event.key for event in profile.key_averages() if event.is_user_annotation})
+    assert "DistributedDataParallel.forward" in spans[0]
+    assert spans[0] == spans[1]
 
 
-def test_a_profile_has_the_spans_that_torchs_has(ranks: Any) -> None:
-    for torchs, ours in ranks(2).run(_spans):
-        assert "DistributedDataParallel.forward" in torchs
-        assert ours == torchs
-
-
-def _tied_and_ignored(rank: int, names: list[str]) -> list[torch.Tensor]:
+@on_ranks(2)
+@pytest.mark.parametrize("names", [["body.weight"], ["head.weight"], ["body.weight", "head.weight"]])
+def test_a_tied_parameter_is_left_out_only_if_it_is_ignored_everywhere(rank: int, names: list[str]) -> None:
     grads = []
     for cls in BOTH:
         torch.manual_seed(0)
@@ -274,15 +222,5 @@ def _tied_and_ignored(rank: int, names: list[str]) -> list[torch.Tensor]:
         ddp = cls(net)
         ddp(inputs(rank)).square().sum().backward()
         grads.append(net.body.weight.grad)
-    return grads
-
-
-@pytest.mark.parametrize("names", [["body.weight"], ["head.weight"], ["body.weight", "head.weight"]])
-def test_a_tied_parameter_is_left_out_only_if_it_is_ignored_everywhere(ranks: Any, names: list[str]) -> None:
-    sides = ranks(2).run(_tied_and_ignored, names)
-    for theirs, ours in sides:
-        assert torch.equal(ours, theirs)
-    assert torch.equal(sides[0][1], sides[1][1]) == (len(names) == 1)
-
-
-# ------------------------------------------------------------------ an unfinished reduction on real ranks
+    assert torch.equal(*grads)
+    assert torch.equal(*of_all_ranks(grads[1])) == (len(names) == 1)

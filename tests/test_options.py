@@ -107,41 +107,6 @@ def test_a_list_gives_each_bucket_its_own_capacity_before_and_after() -> None:
     assert caps.after_rebuild() == (MIB, MIB // 2)
 
 
-@pytest.mark.parametrize(
-    ("broadcast", "forward", "expected_forward", "expected_init"),
-    [
-        (None, None, True, True),
-        (True, None, True, True),
-        (False, None, False, False),
-        (None, True, True, True),
-        (None, False, False, True),
-        (False, True, True, True),
-        (True, False, False, True),
-    ],
-)
-def test_buffers_at_construction_and_before_forward(
-    broadcast: bool | None, forward: bool | None, expected_forward: bool, expected_init: bool
-) -> None:
-    chosen = options(broadcast_buffers=broadcast, forward_sync_buffers=forward)
-    assert (chosen.forward_sync_buffers, chosen.init_sync_buffers) == (expected_forward, expected_init)
-
-
-@pytest.mark.parametrize(
-    ("find_unused", "static", "rebuilds", "finds"),
-    [
-        (False, False, True, False),
-        (True, False, False, True),
-        (False, True, True, False),
-        (True, True, True, False),
-    ],
-)
-def test_which_options_rebuild_buckets_and_which_find_unused_parameters(
-    find_unused: bool, static: bool, rebuilds: bool, finds: bool
-) -> None:
-    chosen = options(find_unused_parameters=find_unused, static_graph=static)
-    assert (chosen.rebuilds_buckets, chosen.finds_unused_each_pass) == (rebuilds, finds)
-
-
 def test_torchs_switch_for_a_small_last_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DDP_SET_LAST_BUCKET_CAP", raising=False)
     assert not options().small_last_bucket

@@ -173,9 +173,3 @@ def test_switched_off_buckets_do_not_alias_and_bits_are_the_same(
     assert modes_of(plain.reducer) == [RpcGradients]
     assert all(bucket.aliasing is None for bucket in plain.reducer.buckets)
     assert all(map(torch.equal, accelerated, values))
-
-
-def test_another_value_of_the_switch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "0")
-    with pytest.raises(ValueError, match=f'{VARIABLE} must be "on" or "off", but is \'0\''):
-        reducer_of()

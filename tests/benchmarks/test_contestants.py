@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import get_args
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from benchmarks.contestants import (
 )
 from benchmarks.race import Raced
 from benchmarks.workloads import workload
-from tests.ranks import RankPool
+from tests.ranks import of_all_ranks, on_ranks
 
 
 def field_of(settings: Sequence[str], transports: Sequence[str], others: Sequence[str]) -> list[Contestant]:
@@ -42,49 +42,42 @@ def test_a_heat_is_torch_and_minddp_by_each_transport_at_one_setting():
     assert baselines[FLOOR] is None
 
 
-def _built(rank: int, control: bool) -> dict[str, tuple[type, float, bool]]:
+@on_ranks(2)
+@pytest.mark.parametrize(("control", "seat"), [(False, minddp.DistributedDataParallel), (True, NativeDDP)])
+def test_contestants_are_wrapped_copies_of_one_model(rank: int, control: bool, seat: type) -> None:
     torch.manual_seed(rank)  # so that only the wrappers' own broadcast makes the ranks agree
     field = contestants.pairs(["default", "views"], ["process_group"], control=control)
     models = race.enter(field, nn.Linear(2, 2))
     assert len({id(p) for m in models.values() for p in m.parameters()}) == 2 * len(models)
-    return {
+    built = {
         name: (type(m), next(m.parameters()).sum().item(), getattr(m, "gradient_as_bucket_view", False))
         for name, m in models.items()
     }
+    assert {name: kind for name, (kind, _, _) in built.items()} == {
+        "torch default": NativeDDP,
+        "torch views": NativeDDP,
+        "minddp default": seat,
+        "minddp views": seat,
+    }
+    assert len({total for _, total, _ in built.values()}) == 1
+    assert [name for name, (_, _, views) in built.items() if views] == ["torch views", "minddp views"]
 
 
-@pytest.mark.parametrize(("control", "seat"), [(False, minddp.DistributedDataParallel), (True, NativeDDP)])
-def test_contestants_are_wrapped_copies_of_one_model(ranks: Callable[[int], RankPool], control: bool, seat: type):
-    for built in ranks(2).run(_built, control):
-        assert {name: kind for name, (kind, _, _) in built.items()} == {
-            "torch default": NativeDDP,
-            "torch views": NativeDDP,
-            "minddp default": seat,
-            "minddp views": seat,
-        }
-        assert len({total for _, total, _ in built.values()}) == 1
-        assert [name for name, (_, _, views) in built.items() if views] == ["torch views", "minddp views"]
-
-
-def _train(rank: int, others: Sequence[str]) -> dict[str, list[Any]]:
+@on_ranks(2)
+def test_all_wrappers_train_to_the_same_bits_and_none_does_not(rank: int) -> None:
     torch.manual_seed(0)
     task = workload("transformer", "tiny")
     transports = ["process_group", "shared_memory", "auto"]
-    field = field_of(["default", "views"], transports, others)
+    field = field_of(["default", "views"], transports, get_args(OtherName))
     models = race.enter(field, task.model())
     for contestant in field:
         step = contestant.step(models[contestant.name], task, rank)
         for _ in range(3):
             step()
-    return {name: [whole(p.detach()).clone() for p in model.parameters()] for name, model in models.items()}
-
-
-def test_all_wrappers_train_to_the_same_bits_and_none_does_not(ranks: Callable[[int], RankPool]):
-    first, second = ranks(2).run(_train, get_args(OtherName))
-    expected = first["torch default"]
-    for weights in (first, second):
-        for name, found in weights.items():
-            assert all(map(torch.equal, found, expected)) == (name != FLOOR), name
+    weights = {name: [whole(p.detach()).clone() for p in model.parameters()] for name, model in models.items()}
+    expected = of_all_ranks(weights["torch default"])[0]
+    for name, found in weights.items():
+        assert all(map(torch.equal, found, expected)) == (name != FLOOR), name
 
 
 def test_contestants_without_sparse_gradients_stay_out_of_that_workload():
@@ -106,16 +99,13 @@ def test_a_setting_that_the_installed_torch_does_not_know_is_left_out_with_a_mes
     assert "no such option: batched" in capsys.readouterr().out
 
 
-def _compare_bits(rank: int, changed_rank: int) -> bool:
+@on_ranks(2)
+@pytest.mark.parametrize(("changed_rank", "equal"), [(-1, True), (0, False), (1, False)])
+def test_a_difference_on_one_rank_is_seen_on_all(rank: int, changed_rank: int, equal: bool) -> None:
     torch.manual_seed(0)
     pair = contestants.pairs(["default"], ["process_group"], control=True)
     models = race.enter(pair, nn.Linear(3, 3))
     if rank == changed_rank:
         with torch.no_grad():
             next(models["minddp default"].parameters()).add_(1e-3)
-    return Raced("", models, {}, seed=0).same_bits(pair[1])
-
-
-@pytest.mark.parametrize(("changed_rank", "equal"), [(-1, True), (0, False), (1, False)])
-def test_a_difference_on_one_rank_is_seen_on_all(ranks: Callable[[int], RankPool], changed_rank: int, equal: bool):
-    assert ranks(2).run(_compare_bits, changed_rank) == [equal, equal]
+    assert Raced("", models, {}, seed=0).same_bits(pair[1]) == equal

@@ -16,7 +16,7 @@ from minddp import DistributedDataParallel
 from minddp.core import gradient_aliasing, packing
 from minddp.tools.watchdog.finite import FiniteGradients
 from minddp.transport import spin_wait
-from tests.ranks import RankPool
+from tests.ranks import RankPool, on_ranks
 
 
 def _constants() -> dict[str, Any]:
@@ -42,8 +42,11 @@ def test_a_change_covers_the_build_and_nothing_else(change: str):
     assert {name for name in before if seen[name] != before[name]} == ({change} - {AS_IT_COMES})
 
 
-def _shares_memory_with_a_bucket(rank: int, change: str) -> bool:
-    """True if a large gradient lies in its bucket after a step of a wrapper that was built with the change."""
+@on_ranks(2)
+@pytest.mark.parametrize(("change", "aliases"), [(AS_IT_COMES, True), ("without gradient aliasing", False)])
+def test_without_gradient_aliasing_gradients_have_memory_of_their_own(
+    rank: int, change: str, aliases: bool
+) -> None:
     torch.manual_seed(0)
 
     def build() -> DistributedDataParallel:
@@ -60,28 +63,11 @@ def _shares_memory_with_a_bucket(rank: int, change: str) -> bool:
     step(ddp)
     grad = next(ddp.parameters()).grad
     assert grad is not None
-    return grad.untyped_storage().nbytes() > grad.nbytes  # the bucket has room for the bias, too
+    assert (grad.untyped_storage().nbytes() > grad.nbytes) == aliases
 
 
-@pytest.mark.parametrize(("change", "aliases"), [(AS_IT_COMES, True), ("without gradient aliasing", False)])
-def test_without_gradient_aliasing_gradients_have_memory_of_their_own(
-    ranks: Callable[[int], RankPool], change: str, aliases: bool
-):
-    assert ranks(2).run(_shares_memory_with_a_bucket, change) == [aliases] * 2
-
-
-def _what_the_others_change(rank: int) -> dict[str, tuple[bool, bool, bool]]:
-    """Of each change that is no optimisation: whether there are a guard, `check_finite` and a recorder."""
-    found = {}
-    for name in CHANGES.keys() - OPTIMISATIONS.keys():
-        ddp = CHANGES[name](lambda **options: DistributedDataParallel(nn.Linear(2, 2), **options))
-        checks_finite = any(isinstance(extension, FiniteGradients) for extension in ddp.extensions)
-        found[name] = (ddp.guard is not None, checks_finite, ddp.events.sink is not None)
-        parts.recordings.close()
-    return found
-
-
-def test_the_guard_check_finite_and_the_recorder_are_there_where_they_should_be(ranks: Callable[[int], RankPool]):
+@on_ranks(2)
+def test_the_guard_check_finite_and_the_recorder_are_there_where_they_should_be(rank: int) -> None:
     expected = {
         AS_IT_COMES: (True, False, False),
         AGAIN: (True, False, False),
@@ -89,7 +75,13 @@ def test_the_guard_check_finite_and_the_recorder_are_there_where_they_should_be(
         "with check_finite": (True, True, False),
         "recorded by x-ray": (True, False, True),
     }
-    assert ranks(2).run(_what_the_others_change) == [expected] * 2
+    found = {}
+    for name in CHANGES.keys() - OPTIMISATIONS.keys():
+        ddp = CHANGES[name](lambda **options: DistributedDataParallel(nn.Linear(2, 2), **options))
+        checks_finite = any(isinstance(extension, FiniteGradients) for extension in ddp.extensions)
+        found[name] = (ddp.guard is not None, checks_finite, ddp.events.sink is not None)
+        parts.recordings.close()
+    assert found == expected
 
 
 def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool]):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from minddp import DistributedDataParallel
-from tests.ranks import RankPool
+from tests.ranks import on_ranks
 
 RESULTS: dict[str, Callable[[Tensor], Tensor]] = {
     "copy": lambda average: average.clone(),
@@ -43,10 +43,10 @@ def gradients(rank: int, result: str | None, turns: bool) -> list[Tensor]:
     return [param.grad.clone() for param in ddp.parameters() if param.grad is not None]
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("result", RESULTS)
-def test_the_values_count_and_not_the_memory(ranks: Callable[[int], RankPool], result: str, turns: bool) -> None:
-    found, expected = (ranks(2).run(gradients, which, turns) for which in (result, None))
-    for ours, theirs in zip(found, expected, strict=True):
-        assert len(ours) == len(theirs) == 4
-        assert all(map(torch.equal, ours, theirs))
+def test_the_values_count_and_not_the_memory(rank: int, result: str, turns: bool) -> None:
+    ours, expected = (gradients(rank, which, turns) for which in (result, None))
+    assert len(ours) == len(expected) == 4
+    assert all(map(torch.equal, ours, expected))

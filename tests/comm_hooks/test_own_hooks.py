@@ -6,7 +6,7 @@ import copy
 import datetime
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import minddp
 from minddp.comm_hooks import HOOKS
 from minddp.comm_hooks.int8_compression import BLOCK, decode, encode
-from tests.ranks import RankFailure
+from tests.ranks import of_all_ranks, on_ranks
 
 CLASSES = (TorchDDP, minddp.DistributedDataParallel)
 NAMES = tuple(HOOKS)
@@ -67,8 +67,15 @@ def gradients_of_steps(ddp: Any, rank: int, steps: int, seed: int = 0) -> Iterat
 # ------------------------------------------------------------------ bits that no bucket decides
 
 
-def _in_many_layouts(rank: int, name: str, seed: int) -> tuple[torch.Tensor, list[int]]:
-    """All gradients of all steps in every layout and both classes `[layouts, numbers]`; the numbers of buckets."""
+@on_ranks(lambda num_ranks, **_: num_ranks)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("num_ranks", "seed"),
+    [(2, 1), (3, 3), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(2, 2), (3, 4), (4, 5)])],
+)
+def test_bits_are_the_same_in_any_buckets_on_any_rank_with_torchs_class_and_ours(
+    rank: int, name: str, num_ranks: int, seed: int
+) -> None:
     rng = random.Random(seed)
     layouts: list[dict[str, Any]] = [
         {},
@@ -84,23 +91,10 @@ def _in_many_layouts(rank: int, name: str, seed: int) -> tuple[torch.Tensor, lis
             ddp, _ = wrapped(cls, Shuffled(seed), name, **options)
             results.append(torch.cat(list(gradients_of_steps(ddp, rank, 4, seed))))
         buckets.append(len(ddp.plan.buckets))
-    return torch.stack(results), buckets
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("num_ranks", "seed"),
-    [(2, 1), (3, 3), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(2, 2), (3, 4), (4, 5)])],
-)
-def test_bits_are_the_same_in_any_buckets_on_any_rank_with_torchs_class_and_ours(
-    ranks: Any, name: str, num_ranks: int, seed: int
-) -> None:
-    of_rank = ranks(num_ranks).run(_in_many_layouts, name, seed)
-    first = of_rank[0][0][0]
-    assert first.isfinite().all()
-    for of_layout, buckets in of_rank:
-        assert len(set(buckets)) > 1, "the layouts differ"
-        assert [torch.equal(result, first) for result in of_layout] == [True] * len(of_layout)
+    assert results[0].isfinite().all()
+    assert len(set(buckets)) > 1, "the layouts differ"
+    assert [torch.equal(result, results[0]) for result in results] == [True] * len(results)
+    assert all(torch.equal(result, results[0]) for result in of_all_ranks(results[0]))
 
 
 # ------------------------------------------------------------------ the values
@@ -133,29 +127,28 @@ def gradients(num_ranks: int, num_steps: int, *shape: int) -> list[list[torch.Te
     return [[torch.randn(*shape, generator=generator) for _ in range(num_steps)] for _ in range(num_ranks)]
 
 
-def test_bf16_rounds_before_and_after_a_sum_in_float32(ranks: Any) -> None:
+@on_ranks(3)
+def test_bf16_rounds_before_and_after_a_sum_in_float32(rank: int) -> None:
     given = gradients(3, 2, 5, 77)
-    for of_step, *on_ranks in zip(
-        zip(*given, strict=True), *ranks(3).run(_averaged, "bf16_wire", given), strict=True
-    ):
+    for result, *of_rank in zip(_averaged(rank, "bf16_wire", given), *given, strict=True):
         total = torch.zeros(5, 77)
-        for gradient in of_step:
+        for gradient in of_rank:
             total += gradient.bfloat16().float()
-        for result in on_ranks:
-            assert torch.equal(result, (total / 3).bfloat16().float())
+        assert torch.equal(result, (total / 3).bfloat16().float())
 
 
-def test_int8_is_double_squeeze_with_blocks(ranks: Any) -> None:
+@on_ranks(3)
+def test_int8_is_double_squeeze_with_blocks(rank: int) -> None:
     """Beside the algorithm in one process, for one parameter, whose owners are known: see `shards.py`."""
     num_ranks, numel = 3, 1000
     given = gradients(num_ranks, 4, numel)
     per_rank = -(-numel // (num_ranks * BLOCK)) * BLOCK
     errors = torch.zeros(num_ranks, num_ranks * per_rank)
-    of_rank = ranks(num_ranks).run(_averaged, "int8_wire", given)
+    results = _averaged(rank, "int8_wire", given)
     for step in range(4):
         due = errors.clone()
-        for rank in range(num_ranks):
-            due[rank, :numel] += given[rank][step]
+        for source in range(num_ranks):
+            due[source, :numel] += given[source][step]
         sent = decode(encode(due.view(num_ranks, -1, BLOCK))).view(num_ranks, -1)
         errors = due - sent
         total = sent[0] + sent[1] + sent[2]
@@ -163,17 +156,17 @@ def test_int8_is_double_squeeze_with_blocks(ranks: Any) -> None:
         for owner in range(num_ranks):
             mine = slice(owner * per_rank, (owner + 1) * per_rank)
             errors[owner, mine] += (total - rounded)[mine]
-        for rank in range(num_ranks):
-            assert torch.equal(of_rank[rank][step], (rounded / num_ranks)[:numel]), (rank, step)
+        assert torch.equal(results[step], (rounded / num_ranks)[:numel]), step
 
 
-def test_what_int8_keeps_back_is_sent_later(ranks: Any) -> None:
+@on_ranks(2)
+def test_what_int8_keeps_back_is_sent_later(rank: int) -> None:
     """Small elements beside a large one: each step sends zero or too much, the sum over steps is right."""
     steps = 40
     constant = torch.full((2 * BLOCK,), 1e-3)
     constant[0] = 1.0
-    given = [[constant * (1 + rank)] * steps for rank in range(2)]
-    results = ranks(2).run(_averaged, "int8_wire", given)[0]
+    given = [[constant * (1 + source)] * steps for source in range(2)]
+    results = _averaged(rank, "int8_wire", given)
     wanted = 1.5 * constant
     assert results[0][1].item() == 0
     total = torch.stack(results).sum(0)
@@ -214,13 +207,11 @@ def _with_failed_backward(rank: int, fails: bool) -> list[torch.Tensor]:
     return seen
 
 
-def test_a_failed_backward_can_be_undone(ranks: Any) -> None:
+@on_ranks(2)
+def test_a_failed_backward_can_be_undone(rank: int) -> None:
     """Torch's class cannot go on after one here: its next forward raises."""
-    calm = ranks(2).run(_with_failed_backward, False)
-    failed = ranks(2).run(_with_failed_backward, True)
-    for rank in range(2):
-        for step, pair in enumerate(zip(calm[rank], failed[rank], strict=True)):
-            assert torch.equal(*pair), step
+    calm, failed = (_with_failed_backward(rank, fails) for fails in (False, True))
+    assert [torch.equal(*pair) for pair in zip(calm, failed, strict=True)] == [True] * 5
 
 
 class Checkpointed(nn.Module):
@@ -250,57 +241,52 @@ def _around_checkpoints(rank: int, how: str) -> list[torch.Tensor]:
     return [*seen, torch.cat([errors[name].flatten() for name in sorted(errors)])]
 
 
-def test_nested_backwards_neither_lose_nor_repeat_errors(ranks: Any) -> None:
+@on_ranks(2)
+def test_nested_backwards_neither_lose_nor_repeat_errors(rank: int) -> None:
     """The bucket of the head is launched in the outer backward, those of the body in nested ones."""
-    for plain, nested in zip(*(ranks(2).run(_around_checkpoints, how) for how in ("plain", "nested")), strict=True):
-        for step, pair in enumerate(zip(plain, nested, strict=True)):
-            assert torch.equal(*pair), step
+    plain, nested = (_around_checkpoints(rank, how) for how in ("plain", "nested"))
+    assert [torch.equal(*pair) for pair in zip(plain, nested, strict=True)] == [True] * 5
 
 
-def _saved_and_loaded(rank: int) -> bool:
+@on_ranks(2)
+def test_a_run_goes_on_with_the_errors_that_were_saved(rank: int) -> None:
     ddp, state = wrapped(minddp.DistributedDataParallel, Shuffled(7), "int8_wire", bucket_cap_mb=0.001)
     list(gradients_of_steps(ddp, rank, 3))
     saved = copy.deepcopy((ddp.module.state_dict(), state.state_dict()))
     rest = list(gradients_of_steps(ddp, rank, 3))
-    results = []
     for loads in (True, False):
         other, other_state = wrapped(TorchDDP, Shuffled(7), "int8_wire")
         other.module.load_state_dict(saved[0])
         if loads:
             other_state.load_state_dict(saved[1])
-        results.append([torch.equal(*pair) for pair in zip(rest, gradients_of_steps(other, rank, 3), strict=True)])
-    return all(results[0]) and not any(results[1])
+        pairs = zip(rest, gradients_of_steps(other, rank, 3), strict=True)
+        assert [torch.equal(*pair) for pair in pairs] == [loads] * 3
 
 
-def test_a_run_goes_on_with_the_errors_that_were_saved(ranks: Any) -> None:
-    assert ranks(2).run(_saved_and_loaded) == [True, True]
-
-
-def _refused_states(rank: int) -> list[str]:
+@on_ranks(2)
+def test_errors_of_other_ranks_or_models_are_refused(rank: int) -> None:
     _, state = wrapped(minddp.DistributedDataParallel, nn.Linear(2, 3), "int8_wire")
     saved = state.state_dict()
+    other = 1 - rank
     wrong = (
-        saved | {"rank": 1 - rank},
-        saved | {"num_ranks": 5},
-        saved | {"errors": {"weight": torch.zeros(3, 4), "scale": torch.zeros(3)}},
+        (
+            {"rank": other},
+            f"rank {other} of 2, but this is rank {rank} of 2. Parameters of another shape here: none",
+        ),
+        ({"num_ranks": 5}, f"by rank {rank} of 5"),
+        (
+            {"errors": {"weight": torch.zeros(3, 4), "scale": torch.zeros(3)}},
+            "of another shape here: weight, scale",
+        ),
     )
-    messages = []
-    for each in wrong:
-        with pytest.raises(ValueError) as caught:
-            state.load_state_dict(each)
-        messages.append(str(caught.value))
-    return messages
+    for each, text in wrong:
+        with pytest.raises(ValueError, match=text):
+            state.load_state_dict(saved | each)
 
 
-def test_errors_of_other_ranks_or_models_are_refused(ranks: Any) -> None:
-    other_rank, other_number, other_model = ranks(2).run(_refused_states)[0]
-    assert "rank 1 of 2, but this is rank 0 of 2. Parameters of another shape here: none" in other_rank
-    assert "by rank 0 of 5" in other_number
-    assert "of another shape here: weight, scale" in other_model
-
-
-def _accounts_under_join(rank: int) -> list[torch.Tensor]:
-    """Rank 0 has one input, rank 1 has two. What came in, what was sent and what is kept back, on this rank."""
+@on_ranks(2)
+def test_what_is_sent_and_what_is_kept_back_add_up_under_join(rank: int) -> None:
+    """Rank 0 has one input, rank 1 has two."""
     torch.manual_seed(0)
     ddp, state = wrapped(minddp.DistributedDataParallel, nn.Linear(40, 30), "int8_wire")
     weight = ddp.module.weight
@@ -312,16 +298,14 @@ def _accounts_under_join(rank: int) -> list[torch.Tensor]:
             ddp.zero_grad()
             ddp(x).square().sum().backward()
             sent += 2 * weight.grad
-    return [came, sent, state.state_dict()["errors"]["weight"]]
-
-
-def test_what_is_sent_and_what_is_kept_back_add_up_under_join(ranks: Any) -> None:
-    (came_0, _, kept_0), (came_1, sent, kept_1) = ranks(2).run(_accounts_under_join)
+    (came_0, _, kept_0), (came_1, sent, kept_1) = of_all_ranks((came, sent, state.state_dict()["errors"]["weight"]))
     assert kept_0.abs().max() > 1e-3
     torch.testing.assert_close(sent + kept_0 + kept_1, came_0 + came_1, rtol=0, atol=1e-4)
 
 
-def _after_nan(rank: int, name: str) -> tuple[bool, bool]:
+@on_ranks(2)
+@pytest.mark.parametrize("name", NAMES)
+def test_infinity_on_one_rank_is_seen_on_all_and_gone_in_the_next_step(rank: int, name: str) -> None:
     module = Shuffled(7)
     ddp, _ = wrapped(minddp.DistributedDataParallel, module, name)
     x = torch.ones(3, 8)
@@ -330,12 +314,8 @@ def _after_nan(rank: int, name: str) -> tuple[bool, bool]:
         ddp.zero_grad()
         (ddp(x) * scale).backward()
         finite.append(all(param.grad.isfinite().all() for param in module.parameters()))
-    return finite[1], finite[2]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_infinity_on_one_rank_is_seen_on_all_and_gone_in_the_next_step(ranks: Any, name: str) -> None:
-    assert ranks(2).run(_after_nan, name) == [(False, True)] * 2
+    assert not finite[1]
+    assert finite[2]
 
 
 # ------------------------------------------------------------------ with the options of the wrapper
@@ -379,18 +359,19 @@ def _ran(rank: int, what: str, name: str) -> torch.Tensor:
     raise AssertionError(what)
 
 
+@on_ranks(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "what", ["a group of some ranks", "join", "bfloat16", "autocast", "two wrappers in a backward"]
 )
-def test_ranks_agree(ranks: Any, what: str, name: str) -> None:
-    *_, first, second = ranks(3).run(_ran, what, name)
+def test_ranks_agree(rank: int, what: str, name: str) -> None:
+    *_, first, second = of_all_ranks(_ran(rank, what, name))
     assert first.isfinite().all()
     assert first.abs().max() > 0
     assert torch.equal(first, second)
 
 
-def _with_unused(rank: int, cls_index: int, name: str) -> list[Any]:
+def _with_unused(rank: int, cls: Any, name: str) -> list[Any]:
     """Every rank uses `shared`, rank 0 alone `left`, none `never`."""
 
     class Branches(nn.Module):
@@ -403,39 +384,28 @@ def _with_unused(rank: int, cls_index: int, name: str) -> list[Any]:
             x = self.shared(x)
             return (self.left(x) if rank == 0 else x).sum()
 
-    ddp, _ = wrapped(CLASSES[cls_index], Branches(), name, find_unused_parameters=True)
+    ddp, _ = wrapped(cls, Branches(), name, find_unused_parameters=True)
     for _ in range(3):
         ddp.zero_grad()
         ddp(torch.full((3, 8), 1.0 + rank)).backward()
     return [None if param.grad is None else param.grad.clone() for param in ddp.parameters()]
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_unused_parameters(ranks: Any, name: str) -> None:
-    torchs, ours = (ranks(2).run(_with_unused, cls_index, name) for cls_index in (0, 1))
-    assert ours[0][4] is ours[0][5] is None
-    for place in range(4):
-        assert torch.equal(ours[0][place], ours[1][place])
-        assert torch.equal(ours[0][place], torchs[1][place])
-        assert ours[0][place].abs().max() > 0
+def test_unused_parameters(rank: int, name: str) -> None:
+    torchs, ours = (_with_unused(rank, cls, name) for cls in CLASSES)
+    assert ours[4] is ours[5] is None
+    for our, other, torchs_own in zip(ours[:4], of_all_ranks(ours)[1 - rank], torchs, strict=False):
+        assert torch.equal(our, other)
+        assert torch.equal(our, torchs_own)
+        assert our.abs().max() > 0
 
 
 # ------------------------------------------------------------------ what is refused
 
 
-def _refused(rank: int, what: str, name: str) -> None:
-    modules: dict[str, Callable[[], nn.Module]] = {
-        "float64": lambda: nn.Linear(8, 2, dtype=torch.float64),
-        "bfloat16": lambda: nn.Linear(8, 2, dtype=torch.bfloat16),
-        "complex64": lambda: nn.Linear(8, 2, dtype=torch.complex64),
-        "sparse": lambda: nn.Embedding(8, 2, sparse=True),
-    }
-    module = modules[what]()
-    ddp, _ = wrapped(minddp.DistributedDataParallel, module, name)
-    inputs = torch.arange(3) if what == "sparse" else torch.ones(3, 8, dtype=next(module.parameters()).dtype)
-    ddp(inputs).abs().sum().backward()
-
-
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("what", "name"),
     [
@@ -445,41 +415,36 @@ def _refused(rank: int, what: str, name: str) -> None:
         ("float64", "int8_wire"),
     ],
 )
-def test_gradients_that_a_hook_cannot_take_are_refused(ranks: Any, what: str, name: str) -> None:
-    with pytest.raises(RankFailure) as failure:
-        ranks(2).run(_refused, what, name)
-    text = failure.value.reports[0]
-    assert "TypeError" in text
-    assert f"`{HOOKS[name][1].__name__}` takes dense gradients of torch.float32" in text
-    assert "are sparse, of parameters of shape [8, 2]" in text if what == "sparse" else f"are torch.{what}" in text
+def test_gradients_that_a_hook_cannot_take_are_refused(rank: int, what: str, name: str) -> None:
+    if what == "sparse":
+        module, inputs = nn.Embedding(8, 2, sparse=True), torch.arange(3)
+        says = r"are sparse, of parameters of shape \[8, 2\]"
+    else:
+        dtype = getattr(torch, what)
+        module, inputs, says = nn.Linear(8, 2, dtype=dtype), torch.ones(3, 8, dtype=dtype), f"are torch.{what}"
+    ddp, _ = wrapped(minddp.DistributedDataParallel, module, name)
+    takes = f"`{HOOKS[name][1].__name__}` takes dense gradients of torch.float32"
+    with pytest.raises(TypeError, match=f"(?s){takes}.*{says}"):
+        ddp(inputs).abs().sum().backward()
 
 
-def _limits(rank: int) -> list[float]:
-    """Seconds: of the group that a hook is given, and of the one that it makes."""
+@on_ranks(2)
+def test_a_hook_waits_no_longer_than_the_group_that_it_was_given(rank: int) -> None:
     group = dist.new_group(timeout=datetime.timedelta(seconds=77))
     _, state = wrapped(minddp.DistributedDataParallel, nn.Linear(2, 2), "bf16_wire", group)
     backends = (each._get_backend(torch.device("cpu")) for each in (group, state._group))
-    return [backend.options._timeout.total_seconds() for backend in backends]
+    assert [backend.options._timeout.total_seconds() for backend in backends] == [77, 77]
 
 
-def test_a_hook_waits_no_longer_than_the_group_that_it_was_given(ranks: Any) -> None:
-    assert ranks(2).run(_limits) == [[77, 77]] * 2
-
-
-def _failing_job(rank: int) -> str:
+@on_ranks(2)
+def test_an_error_in_the_hooks_thread_is_raised_by_backward_and_the_thread_goes_on(rank: int) -> None:
     ddp, collectives = wrapped(minddp.DistributedDataParallel, nn.Linear(2, 2), "bf16_wire")
 
     def lost(_shards: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("connection lost")
 
     collectives.all_gather = lost
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError, match="connection lost"):
         ddp(torch.ones(1, 2)).sum().backward()
     del collectives.all_gather
     ddp(torch.ones(1, 2)).sum().backward()
-    return str(caught.value)
-
-
-def test_an_error_in_the_hooks_thread_is_raised_by_backward_and_the_thread_goes_on(ranks: Any) -> None:
-    for message in ranks(2).run(_failing_job):
-        assert "connection lost" in message

@@ -1,4 +1,4 @@
-"""Communication hooks: what is refused, what a failing hook leaves behind, and torch's own hooks to the bit."""
+"""Communication hooks: what is refused, and what a failing hook leaves behind. Torch's own: tests/parity."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,13 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from minddp.comm_hooks import CommHook, GradBucket, HookStrategy
 from minddp.core.events import EventKind
 from tests.fakes import FakeDDP
+from tests.ranks import on_ranks
 
 X = torch.ones(1, 2)
 FutureOfTensor = torch.futures.Future[torch.Tensor]
@@ -217,36 +218,12 @@ def test_a_failing_hook_is_named_and_the_next_step_works(hook: Any, error: type,
         assert torch.equal(module.bias.grad, torch.ones(2))
 
 
-# ------------------------------------------------------------------ torch's own hooks, on real ranks
+# ------------------------------------------------------------------ torch's hook of several buckets, on real ranks
 
 
 def _model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 4))
-
-
-def _register(ddp: Any, which: str) -> None:
-    if which == "powerSGD":
-        state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5
-        )
-        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        return
-    hooks = {
-        "allreduce": default_hooks.allreduce_hook,
-        "fp16": default_hooks.fp16_compress_hook,
-        "fp16 of allreduce": default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook),
-        "noop": debugging_hooks.noop_hook,
-    }
-    ddp.register_comm_hook(None, hooks[which])
-
-
-def _gradients_of_steps(cls: type, rank: int, which: str, views: bool) -> Iterator[torch.Tensor]:
-    # Torch's wrapper hangs with several buckets: see `HookStrategy.launch`.
-    cap_mb = None if which == "powerSGD" else 0.001
-    ddp = cls(_model(), gradient_as_bucket_view=views, bucket_cap_mb=cap_mb)
-    _register(ddp, which)
-    yield from _gradients(ddp, rank)
 
 
 def _gradients(ddp: Any, rank: int) -> Iterator[torch.Tensor]:
@@ -259,27 +236,13 @@ def _gradients(ddp: Any, rank: int) -> Iterator[torch.Tensor]:
         optimizer.step()
 
 
-def _equal_to_torch(rank: int, which: str, views: bool) -> list[bool]:
-    pairs = zip(
-        _gradients_of_steps(TorchDDP, rank, which, views),
-        _gradients_of_steps(minddp.DistributedDataParallel, rank, which, views),
-        strict=True,
-    )
-    return [torch.equal(theirs, ours) for theirs, ours in pairs]
-
-
-@pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("which", ["allreduce", "fp16", "fp16 of allreduce", "powerSGD", "noop"])
-def test_torchs_hooks_give_torchs_bits(ranks: Any, which: str, views: bool) -> None:
-    for equal in ranks(2).run(_equal_to_torch, which, views):
-        assert equal == [True] * 30
-
-
-def _powerSGD_of_several_buckets(rank: int, wraps: bool, **options: Any) -> tuple[list[bool], int]:
+@on_ranks(2)
+@pytest.mark.parametrize("wraps", [False, True])
+def test_powerSGD_works_with_several_buckets(rank: int, wraps: bool) -> None:
     """Beside torch's wrapper with a hook that waits. `wraps`: PowerSGD within torch's fp16 wrapper."""
     gradients = []
     for cls in (TorchDDP, minddp.DistributedDataParallel):
-        ddp = cls(_model(), bucket_cap_mb=0.001, **options)
+        ddp = cls(_model(), bucket_cap_mb=0.001)
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5
         )
@@ -296,17 +259,12 @@ def _powerSGD_of_several_buckets(rank: int, wraps: bool, **options: Any) -> tupl
 
         ddp.register_comm_hook(state, waits if cls is TorchDDP else hook)
         gradients.append(list(_gradients(ddp, rank)))
-    return [torch.equal(*pair) for pair in zip(*gradients, strict=True)], len(ddp.plan.buckets)
+    assert [torch.equal(*pair) for pair in zip(*gradients, strict=True)] == [True] * 30
+    assert len(ddp.plan.buckets) > 1
 
 
-@pytest.mark.parametrize("wraps", [False, True])
-def test_powerSGD_works_with_several_buckets(ranks: Any, wraps: bool) -> None:
-    for equal, num_buckets in ranks(2).run(_powerSGD_of_several_buckets, wraps):
-        assert equal == [True] * 30
-        assert num_buckets > 1
-
-
-def _registering_errors(rank: int) -> list[list[str]]:
+@on_ranks(2)
+def test_registering_raises_what_torch_raises(rank: int) -> None:
     outcomes = []
     for cls in (TorchDDP, minddp.DistributedDataParallel):
         ddp = cls(nn.Linear(2, 2))
@@ -318,10 +276,6 @@ def _registering_errors(rank: int) -> list[list[str]]:
             except Exception as error:
                 seen.append(type(error).__name__)
         outcomes.append(seen)
-    return outcomes
-
-
-def test_registering_raises_what_torch_raises(ranks: Any) -> None:
-    theirs, ours = ranks(2).run(_registering_errors)[0]
+    theirs, ours = outcomes
     assert ours == theirs
     assert ours[-2:] == ["registered", "RuntimeError"]

@@ -38,8 +38,3 @@ def test_every_comparison_is_on_the_page() -> None:
     comparing = [path for path in TESTS.glob("test_*.py") if re.search(r"\n +expect_same_bits", path.read_text())]
     assert comparing
     assert set().union(*map(named_in, comparing)) <= named_on_the_page()
-
-
-def test_links_lead_somewhere() -> None:
-    for link in re.findall(r"\]\(([^)#]+)\)", PAGE.read_text()):
-        assert (PAGE.parent / link).exists(), link

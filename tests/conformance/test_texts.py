@@ -22,9 +22,6 @@ def test_the_reason_is_the_exception_in_a_ranks_traceback() -> None:
     assert telling_line("") == "no reason given"
 
 
-# ------------------------------------------------------------------ lists
-
-
 # ------------------------------------------------------------------ reports
 
 

@@ -39,9 +39,8 @@ def test_every_gradient_arrives_and_every_bucket_is_launched_after_it_is_full():
     for index, bucket in enumerate(data["buckets"]):
         last = max(order.index(("PARAM_READY", param)) for param in bucket["params"])
         stages = [order.index((kind, index)) for kind in ("BUCKET_READY", "BUCKET_LAUNCHED", "BUCKET_WAITED")]
-        assert [last, *stages, order.index(("BUCKET_UNPACKED", index))] == sorted(
-            [last, *stages, order.index(("BUCKET_UNPACKED", index))]
-        )
+        in_order = [last, *stages, order.index(("BUCKET_UNPACKED", index))]
+        assert in_order == sorted(in_order)
 
 
 @pytest.mark.parametrize("kind", own_run.ACTS, ids=lambda kind: kind.name)

@@ -24,7 +24,7 @@ from minddp.core.plan import plan_from_groups
 from minddp.tools.watchdog import comparison
 from minddp.transport import Transport
 from tests.examples.training import CAP_MB, STEPS, State, differing, network, torch_trained, train
-from tests.ranks import RankPool
+from tests.ranks import RankPool, on_ranks
 
 Ranks = Callable[[int], RankPool]
 FILES = sorted(Path(examples.__file__).parent.glob("*.py"))
@@ -37,7 +37,8 @@ def wrap(**options: object) -> minddp.DistributedDataParallel:
 # ------------------------------------------------------------------ an observer
 
 
-def count_bytes(rank: int) -> tuple[list[str], list[int], list[int], int]:
+@on_ranks(2)
+def test_an_observer_counts_the_bytes_of_each_bucket(rank: int) -> None:
     ddp, shown = wrap(), []
     with BytesByBucket(ddp, shown.append) as counter:
         state = train(rank, ddp)
@@ -45,15 +46,10 @@ def count_bytes(rank: int) -> tuple[list[str], list[int], list[int], int]:
     train(rank, ddp)
     after = sum(counter.sent.values()) - sum(sent)
     assert len(shown) == STEPS
-    return differing(state, torch_trained(rank)), sent, [bucket.nbytes for bucket in ddp.plan.buckets], after
-
-
-def test_an_observer_counts_the_bytes_of_each_bucket(ranks: Ranks) -> None:
-    for differs, sent, nbytes, after in ranks(2).run(count_bytes):
-        assert differs == []
-        assert len(sent) > 1
-        assert sent == [size * (STEPS - 1) for size in nbytes]  # since the rebuild
-        assert after == 0
+    assert differing(state, torch_trained(rank)) == []
+    assert len(sent) > 1
+    assert sent == [bucket.nbytes * (STEPS - 1) for bucket in ddp.plan.buckets]  # since the rebuild
+    assert after == 0
 
 
 # ------------------------------------------------------------------ a communication hook
@@ -80,41 +76,32 @@ def test_a_hook_with_a_state_is_the_same_one_to_torch(ranks: Ranks) -> None:
 # ------------------------------------------------------------------ a bucket policy
 
 
-def train_by_blocks(rank: int, after_first_step: bool) -> tuple[list[str], list[list[str]]]:
-    ddp = wrap()
-    if not after_first_step:
-        ddp.follow(one_bucket_per_block(ddp.plan))
-        return differing(train(rank, ddp), torch_trained(rank)), bucket_names(ddp)
-    ddp(torch.ones(2, 6)).sum().backward()  # shows the order by which the next forward would rebuild the buckets
-    ddp.follow(one_bucket_per_block(ddp.plan))
-    train(rank, ddp)
-    return [], bucket_names(ddp)
-
-
-def bucket_names(ddp: minddp.DistributedDataParallel) -> list[list[str]]:
-    return [ddp.plan.names(bucket.index) for bucket in ddp.plan.buckets]
-
-
+@on_ranks(2)
 @pytest.mark.parametrize("after_first_step", [False, True])
-def test_a_bucket_policy_stays(ranks: Ranks, after_first_step: bool) -> None:
+def test_a_bucket_policy_stays(rank: int, after_first_step: bool) -> None:
+    ddp = wrap()
+    if after_first_step:  # which shows the order by which the next forward would rebuild the buckets
+        ddp(torch.ones(2, 6)).sum().backward()
+    ddp.follow(one_bucket_per_block(ddp.plan))
+    state = train(rank, ddp)
+    assert after_first_step or differing(state, torch_trained(rank)) == []
     blocks = [["2.weight", "2.bias"], ["1.weight", "1.bias"]]
     blocks += [["0.0.weight", "0.0.bias", "0.1.weight", "0.1.bias"]]
-    assert ranks(2).run(train_by_blocks, after_first_step) == [([], blocks)] * 2
+    assert [ddp.plan.names(bucket.index) for bucket in ddp.plan.buckets] == blocks
 
 
-def follow_another_plan(rank: int, lacks: bool) -> str:
-    ddp = wrap()
-    groups = [[0, 1, 2, 3, 4, 5, 6], [7]] if rank or lacks else [[7], [0, 1, 2, 3, 4, 5, 6]]
-    with pytest.raises(RuntimeError) as error:
-        ddp.follow(plan_from_groups(ddp.plan.params, groups[:1] if lacks else groups, "test"))
-    return str(error.value)
-
-
-def test_plans_that_differ_or_lack_a_parameter_are_refused(ranks: Ranks) -> None:
-    for text in ranks(2).run(follow_another_plan, False):
-        assert "`the plan's buckets` is [[7], [0, 1, 2, 3, 4, 5, 6]] on rank 0" in text
-    for text in ranks(2).run(follow_another_plan, True):
-        assert "each of `ddp.plan.params`" in text
+@on_ranks(2)
+def test_plans_that_differ_or_lack_a_parameter_are_refused(rank: int) -> None:
+    ddp, groups = wrap(), [[7], [0, 1, 2, 3, 4, 5, 6]]
+    for given, text in (
+        (
+            groups[::-1] if rank == 1 else groups,
+            r"`the plan's buckets` is \[\[7\], \[0, 1, 2, 3.* on rank 0",
+        ),
+        (groups[1:], r"each of `ddp\.plan\.params`"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            ddp.follow(plan_from_groups(ddp.plan.params, given, "test"))
 
 
 # ------------------------------------------------------------------ a check of the guard
@@ -147,14 +134,11 @@ def train_on_threads(world_size: int, **options: object) -> list[State]:
     return on_threads(world_size, body)
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])
-def test_ranks_as_threads_have_the_bits_of_torch(ranks: Ranks, options: dict[str, bool]) -> None:
-    assert ranks(2).run(differing_on_threads, options) == [[], []]
-
-
-def differing_on_threads(rank: int, options: dict[str, bool]) -> list[str]:
+def test_ranks_as_threads_have_the_bits_of_torch(rank: int, options: dict[str, bool]) -> None:
     """Within each process of torch's ranks: as many threads compute a product there."""
-    return differing(train_on_threads(2, **options)[rank], torch_trained(rank))
+    assert differing(train_on_threads(2, **options)[rank], torch_trained(rank)) == []
 
 
 def test_three_threads_end_with_equal_replicas_that_differ_from_gloo_by_rounding(ranks: Ranks) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import minddp
 from tests.features.beside import Trail, Wrap, play, play_over, random, snapshot
+from tests.ranks import on_ranks
 
 
 class Waves(nn.Module):
@@ -89,8 +90,9 @@ def test_bits_are_torchs_over_shared_memory(ranks: Any, case: str) -> None:
     ranks(2).run(play_over, "shared_memory", train, torch.complex64, CASES[case])
 
 
-def _gradients_shown(rank: int) -> list[bool]:
-    """For each gradient that a hook is shown, True if it is the parameter's own and lies in the buffer.
+@on_ranks(2)
+def test_a_hook_is_shown_complex_gradients(rank: int) -> None:
+    """The parameters' own, in the buffer. Torch shows it real tensors of the complex shapes, from the first half.
 
     Those of parameters that are not row-major are shown row-major nevertheless, with another order of elements.
     """
@@ -108,9 +110,4 @@ def _gradients_shown(rank: int) -> list[bool]:
 
     ddp.register_comm_hook(None, hook)
     ddp(random(3, 6, rank=rank)).square().sum().backward()
-    return shown
-
-
-def test_a_hook_is_shown_complex_gradients(ranks: Any) -> None:
-    """Torch shows it real tensors of the complex shapes, from the first half of the buffer."""
-    assert ranks(2).run(_gradients_shown) == [[True] * 8] * 2
+    assert shown == [True] * 8

@@ -7,6 +7,7 @@ them instead, and no parameters; so optimizers and these tests remember the para
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import minddp
 from tests.features.beside import Trail, Wrap, play, random
+from tests.ranks import of_all_ranks, on_ranks
 
 
 class FeedForward(nn.Module):
@@ -55,13 +57,10 @@ def _on_a_line(wrap: Wrap, rank: int, mesh: DeviceMesh, options: dict[str, Any])
     return train(ddp, rank)
 
 
-def _play_on_a_line(rank: int, options: dict[str, Any]) -> None:
-    play(rank, _on_a_line, init_device_mesh("cpu", (2,)), options)
-
-
+@on_ranks(2)
 @pytest.mark.parametrize("options", [{}, {"static_graph": True, "gradient_as_bucket_view": True}], ids=str)
-def test_one_dimension(ranks: Any, options: dict[str, Any]) -> None:
-    ranks(2).run(_play_on_a_line, options)
+def test_one_dimension(rank: int, options: dict[str, Any]) -> None:
+    play(rank, _on_a_line, init_device_mesh("cpu", (2,)), options)
 
 
 # ------------------------------------------------------------------ data parallelism times tensor parallelism
@@ -78,20 +77,18 @@ def _on_a_square(wrap: Wrap, rank: int, mesh: DeviceMesh, options: dict[str, Any
     return train(ddp, mesh["data"].get_local_rank())
 
 
-def _play_on_a_square(rank: int, options: dict[str, Any]) -> tuple[Any, Any]:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    trail = play(rank, _on_a_square, mesh, options)
-    return trail[-1]["module.up.weight"], trail[-1]["module.down.bias"]
-
-
+@on_ranks(4)
 @pytest.mark.parametrize(
     "options",
     [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}],
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore:find_unused_parameters")
-def test_a_slice_beside_tensor_parallelism(ranks: Any, options: dict[str, Any]) -> None:
-    (up_0, bias_0), (up_1, bias_1), (up_2, bias_2), (up_3, bias_3) = ranks(4).run(_play_on_a_square, options)
+def test_a_slice_beside_tensor_parallelism(rank: int, options: dict[str, Any]) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    *_, last = play(rank, _on_a_square, mesh, options)
+    of_rank = of_all_ranks((last["module.up.weight"], last["module.down.bias"]))
+    (up_0, bias_0), (up_1, bias_1), (up_2, bias_2), (up_3, bias_3) = of_rank
     assert torch.equal(up_0, up_2)  # the same shard
     assert torch.equal(up_1, up_3)
     assert not torch.equal(up_0, up_1)
@@ -101,23 +98,8 @@ def test_a_slice_beside_tensor_parallelism(ranks: Any, options: dict[str, Any]) 
 # ------------------------------------------------------------------ errors
 
 
-def _refusals(rank: int) -> list[list[str]]:
-    mesh = init_device_mesh("cpu", (2, 2))
-    said: list[list[str]] = []
-    for cls in (TorchDDP, minddp.DistributedDataParallel):
-        errors = []
-        for arguments in (
-            {"device_mesh": mesh},
-            {"device_mesh": mesh, "process_group": torch.distributed.group.WORLD},
-        ):
-            with pytest.raises(RuntimeError) as caught:
-                cls(FeedForward(), **arguments)
-            errors.append(str(caught.value))
-        said.append(errors)
-    return said
-
-
-def _mixed_precision(rank: int) -> None:
+@on_ranks(4)
+def test_tensor_parallelism_excludes_mixed_precision(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     net = FeedForward()
     parallelize_module(net, mesh["tensor"], {"up": ColwiseParallel()})
@@ -127,10 +109,11 @@ def _mixed_precision(rank: int) -> None:
         )
 
 
-def test_tensor_parallelism_excludes_mixed_precision(ranks: Any) -> None:
-    ranks(4).run(_mixed_precision)
-
-
-def test_errors_are_torchs(ranks: Any) -> None:
-    theirs, ours = ranks(4).run(_refusals)[0]
-    assert ours == theirs
+@on_ranks(4)
+def test_errors_are_torchs(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2))
+    for arguments in ({"device_mesh": mesh}, {"device_mesh": mesh, "process_group": torch.distributed.group.WORLD}):
+        with pytest.raises(RuntimeError) as theirs:
+            TorchDDP(FeedForward(), **arguments)
+        with pytest.raises(RuntimeError, match=re.escape(str(theirs.value))):
+            minddp.DistributedDataParallel(FeedForward(), **arguments)

@@ -14,6 +14,7 @@ from torch import nn
 import minddp
 from tests.features.beside import Trail, Wrap, play, random, snapshot
 from tests.features.streams import streams_of_a_cpu
+from tests.ranks import of_all_ranks, on_ranks
 
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
 ADAMW = (torch.optim.AdamW, {"lr": 0.01})
@@ -60,7 +61,7 @@ def train(wrap: Wrap, rank: int, case: dict[str, Any]) -> Trail:
         x = random(4, 6, rank=rank, step=step)
         ddp(x, skips_middle=case.get("skips_middle", False)).square().sum().backward()
         trail.append(snapshot(ddp))
-        moved = {name for name, _ in net.named_parameters() if differs(trail[-1], before, f"module.{name}")}
+        moved = {name for name, param in net.named_parameters() if not torch.equal(param, before[f"module.{name}"])}
         assert moved == {name for name in moving if case.get("stays", "none") not in name}
         if "backward" in case["how"]:
             assert ddp._get_ddp_logging_data()["comm_hook"].endswith("apply_optim_in_backward_hook")
@@ -77,15 +78,7 @@ def _apply_in_backward(optimizer_class: type, params: list[Any], arguments: dict
     _apply_optimizer_in_backward(optimizer_class, params, arguments)
 
 
-def differs(one: dict[str, Any], other: dict[str, Any], name: str) -> bool:
-    return not torch.equal(one[name], other[name])
-
-
-def _play(rank: int, case: dict[str, Any]) -> list[Any]:
-    with streams_of_a_cpu():
-        return [taken["module.first.weight"] for taken in play(rank, train, case)]
-
-
+@on_ranks(lambda case: case.get("ranks", 2))
 @pytest.mark.parametrize(
     "case",
     [
@@ -104,16 +97,19 @@ def _play(rank: int, case: dict[str, Any]) -> list[Any]:
     ],
     ids=str,
 )
-def test_steps_in_backward_have_torchs_bits(ranks: Any, case: dict[str, Any]) -> None:
-    one, *others = ranks(case.get("ranks", 2)).run(_play, case)
-    assert all(all(map(torch.equal, one, other)) for other in others)
+def test_steps_in_backward_have_torchs_bits(rank: int, case: dict[str, Any]) -> None:
+    with streams_of_a_cpu():
+        trail = play(rank, train, case)
+    weights = torch.stack([taken["module.first.weight"] for taken in trail])
+    assert all(torch.equal(weights, others) for others in of_all_ranks(weights))
 
 
 class Interrupted(Exception):
     pass
 
 
-def _interrupted(rank: int) -> Trail:
+@on_ranks(2)
+def test_an_exception_in_backward_steps_nothing(rank: int) -> None:
     """The second backward raises after all buckets but that of the first layer have been launched."""
     torch.manual_seed(0)
     net = Net()
@@ -134,44 +130,32 @@ def _interrupted(rank: int) -> Trail:
             handle.remove()
         trail.append(snapshot(ddp))
         ddp.zero_grad()
-    return trail
+    weights = [taken["module.middle.weight"] for taken in trail]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[1], weights[2])
+    assert all(taken["module.middle.weight.grad"] is None for taken in (trail[0], trail[2]))
 
 
-def test_an_exception_in_backward_steps_nothing(ranks: Any) -> None:
-    for trail in ranks(2).run(_interrupted):
-        weights = [taken["module.middle.weight"] for taken in trail]
-        assert torch.equal(weights[0], weights[1])
-        assert not torch.equal(weights[1], weights[2])
-        assert all(taken["module.middle.weight.grad"] is None for taken in (trail[0], trail[2]))
-
-
-def _gradients_of_last(rank: int, cls: type) -> list[list[float]]:
+@on_ranks(2)
+@pytest.mark.parametrize("cls", [minddp.DistributedDataParallel, nn.parallel.DistributedDataParallel])
+def test_parameters_that_are_not_stepped_in_backward_are_averaged_all_the_same(rank: int, cls: Any) -> None:
+    """Without views torch leaves them with each rank's own gradients. If it is mended extend the test above."""
     case = {"how": "wrapped, then in backward", "optimizer": SGD, "leaves_out_last": True}
     with streams_of_a_cpu():
-        return [taken["module.last.bias.grad"].tolist() for taken in train(cls, rank, case)]
+        grads = [taken["module.last.bias.grad"].tolist() for taken in train(cls, rank, case)]
+    one, other = of_all_ranks(grads)
+    assert (one == other) == (cls is minddp.DistributedDataParallel)
 
 
-def test_parameters_that_are_not_stepped_in_backward_are_averaged_all_the_same(ranks: Any) -> None:
-    """Without views torch leaves them with each rank's own gradients."""
-    one, other = ranks(2).run(_gradients_of_last, minddp.DistributedDataParallel)
-    assert one == other
-    one, other = ranks(2).run(_gradients_of_last, nn.parallel.DistributedDataParallel)
-    assert one != other, "torch has been mended: extend the parity test above"
-
-
-def _refused(rank: int, how: str) -> str:
+@on_ranks(2)
+@pytest.mark.parametrize("how", ["fused", "in backward"])
+def test_steps_in_backward_would_miss_the_originals_of_mixed_precision(rank: int, how: str) -> None:
     from torch.nn.parallel.distributed import _MixedPrecision
 
     ddp = minddp.DistributedDataParallel(Net(), mixed_precision=_MixedPrecision(torch.bfloat16))
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError, match="`mixed_precision` exclude each other: a hook may step an optimizer"):
         if how == "fused":
             ddp._register_fused_optim(torch.optim.SGD, lr=0.1)
         else:
             _apply_in_backward(torch.optim.SGD, list(ddp.parameters()), {"lr": 0.1})
             ddp(torch.ones(1, 6), skips_middle=False)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("how", ["fused", "in backward"])
-def test_steps_in_backward_would_miss_the_originals_of_mixed_precision(ranks: Any, how: str) -> None:
-    assert "`mixed_precision` exclude each other: a hook may step an optimizer" in ranks(2).run(_refused, how)[0]

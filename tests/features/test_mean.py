@@ -14,7 +14,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 import minddp
 from minddp.modes.divisor import Divisor
 from tests.fakes import FakeTransport
-from tests.features.beside import Trail, Wrap, assert_same, play, random, snapshot
+from tests.features.beside import Trail, assert_same, random, snapshot
+from tests.ranks import of_all_ranks, on_ranks
 
 
 class Net(nn.Module):
@@ -89,7 +90,18 @@ def _expected(rank: int, options: dict[str, Any], weights: list[float], accumula
     return trail
 
 
-def _check(rank: int, options: dict[str, Any], weights: list[float], accumulates: bool) -> None:
+def _dense(snapshot: dict[str, Any], name: str) -> torch.Tensor:
+    if f"{name}.grad values" not in snapshot:
+        return snapshot[f"{name}.grad"]
+    indices, values = snapshot[f"{name}.grad indices"], snapshot[f"{name}.grad values"]
+    return torch.sparse_coo_tensor(indices, values, snapshot[name].shape).to_dense()
+
+
+@on_ranks(3)
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_weighted_means(rank: int, options: dict[str, Any], accumulates: bool) -> None:
+    weights = [3.0, 0.5, 0.0]
     got = _gradients(rank, options, weights, accumulates)
     divisor = sum(weights)
     wanted = _expected(rank, options, weights, accumulates)
@@ -99,31 +111,17 @@ def _check(rank: int, options: dict[str, Any], weights: list[float], accumulates
             torch.testing.assert_close(grad, (total / divisor).to(grad.dtype), rtol=1e-4, atol=1e-6)
 
 
-def _dense(snapshot: dict[str, Any], name: str) -> torch.Tensor:
-    if f"{name}.grad values" not in snapshot:
-        return snapshot[f"{name}.grad"]
-    indices, values = snapshot[f"{name}.grad indices"], snapshot[f"{name}.grad values"]
-    return torch.sparse_coo_tensor(indices, values, snapshot[name].shape).to_dense()
-
-
-@pytest.mark.parametrize("accumulates", [False, True])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_weighted_means(ranks: Any, options: dict[str, Any], accumulates: bool) -> None:
-    ranks(3).run(_check, options, [3.0, 0.5, 0.0], accumulates)
-
-
-def _equal_weights(rank: int, options: dict[str, Any]) -> None:
+@on_ranks(3)
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["batched views"]])
+def test_equal_weights_are_the_plain_mean_to_the_bit(rank: int, options: dict[str, Any]) -> None:
     plain = _gradients(rank, options, None, accumulates=False)
     weighted = _gradients(rank, options, [4.0, 4.0, 4.0], accumulates=False)
     assert_same(plain, weighted, f"rank {rank}")
 
 
-@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["batched views"]])
-def test_equal_weights_are_the_plain_mean_to_the_bit(ranks: Any, options: dict[str, Any]) -> None:
-    ranks(3).run(_equal_weights, options)
-
-
-def _one_rank_without_samples(rank: int, options: dict[str, Any]) -> list[float]:
+@on_ranks(2)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+def test_nan_on_a_rank_of_weight_zero_does_not_reach_the_mean(rank: int, options: dict[str, Any]) -> None:
     """Rank 1 has nothing but padding, whose mean loss and gradients are NaN."""
     ddp = minddp.DistributedDataParallel(nn.Linear(2, 1, bias=False), **options)
     grads = []
@@ -135,28 +133,7 @@ def _one_rank_without_samples(rank: int, options: dict[str, Any]) -> list[float]
         ((ddp(x) * counts).sum() / counts.sum()).backward()
         assert rank == 0 or ddp.module.weight.grad.isfinite().all()
         grads += ddp.module.weight.grad.flatten().tolist()
-    return grads
-
-
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-def test_nan_on_a_rank_of_weight_zero_does_not_reach_the_mean(ranks: Any, options: dict[str, Any]) -> None:
-    assert ranks(2).run(_one_rank_without_samples, options) == [[1.0] * 4] * 2
-
-
-def _weights_last_one_backward(rank: int) -> list[float]:
-    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    grads = []
-    for step in range(3):
-        ddp.zero_grad()
-        if step == 1:
-            ddp.weigh(1.0 + 2.0 * rank)
-        ddp(torch.full((1, 1), float(rank))).sum().backward()
-        grads.append(ddp.module.weight.grad.item())
-    return grads
-
-
-def test_a_weight_is_for_one_backward(ranks: Any) -> None:
-    assert ranks(2).run(_weights_last_one_backward) == [[0.5, 0.75, 0.5]] * 2
+    assert grads == [1.0] * 4
 
 
 class Lasting(nn.Module):
@@ -173,31 +150,24 @@ class Lasting(nn.Module):
         return self.body(x)
 
 
-def _unused_by_all(rank: int, options: dict[str, Any], weighs: bool) -> list[list[float]]:
-    ddp = minddp.DistributedDataParallel(Lasting(), find_unused_parameters=True, **options)
-    seen = []
+@on_ranks(3)
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("weighs", [False, True])
+def test_a_gradient_that_no_rank_has_used_stays_as_it_is(rank: int, weighs: bool, views: bool) -> None:
+    ddp = minddp.DistributedDataParallel(Lasting(), find_unused_parameters=True, gradient_as_bucket_view=views)
     for _ in range(3):
         if weighs:
             ddp.weigh(1.0 + rank)
         ddp(torch.ones(1, 2)).sum().backward()
-        seen += [param.grad.flatten().tolist() for param in ddp.module.extra.parameters()]
+        grads = [param.grad for param in ddp.module.extra.parameters()]
+        for grad in grads:  # with views but for rounding, as in torch
+            torch.testing.assert_close(grad, torch.full_like(grad, 0.1), rtol=1e-6 if views else 0.0, atol=0.0)
+        assert all(all(map(torch.equal, grads, of_rank)) for of_rank in of_all_ranks(grads))
         ddp.module.body.zero_grad()
-    return seen
 
 
-@pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("how", ["mean", "weighted"])
-def test_a_gradient_that_no_rank_has_used_stays_as_it_is(ranks: Any, how: str, views: bool) -> None:
-    options = {"gradient_as_bucket_view": views}
-    found = ranks(3).run(_unused_by_all, options, how == "weighted")
-    expected = [torch.full((size,), 0.1).tolist() for size in (4, 2)] * 3
-    if views:  # but for rounding, as in torch
-        expected = [pytest.approx(values, rel=1e-6) for values in expected]
-    assert found[0] == expected
-    assert found == [found[0]] * 3
-
-
-def _weighs_around_forwards(rank: int) -> dict[str, float | str]:
+@on_ranks(2)
+def test_a_weight_is_for_the_forward_that_it_was_given_for(rank: int) -> None:
     """The gradient of each way, or the error; and that of a step after it."""
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
 
@@ -238,78 +208,34 @@ def _weighs_around_forwards(rank: int) -> dict[str, float | str]:
                 seen[name] = ddp.module.weight.grad.item()
             except RuntimeError as error:
                 seen[name] = str(error)
-    return seen
-
-
-def test_a_weight_is_for_the_forward_that_it_was_given_for(ranks: Any) -> None:
-    for seen in ranks(2).run(_weighs_around_forwards):
-        assert "called before an earlier forward" in seen.pop("dropped")
-        assert seen.pop("both") == 1.5
-        assert [seen.pop("weighed_again"), seen.pop("evaluated")] == [0.75] * 2
-        assert list(seen.values()) == [0.5] * 4
-
-
-# ------------------------------------------------------------------ as torch, at three and four ranks
-
-
-def _train(wrap: Wrap, rank: int, options: dict[str, Any]) -> Trail:
-    torch.manual_seed(0)
-    ddp = wrap(Net(), **options)
-    trail = []
-    for step in range(3):
-        ddp(random(3, 4, rank=rank, step=step), extra=True).square().sum().backward()
-        trail.append(snapshot(ddp))
-        ddp.zero_grad(set_to_none=step != 0)
-    return trail
-
-
-@pytest.mark.parametrize("options", [v for k, v in OPTIONS.items() if k != "unused"])
-def test_the_mean_has_torchs_bits_on_three_ranks(ranks: Any, options: dict[str, Any]) -> None:
-    ranks(3).run(play, _train, options)
+    assert "called before an earlier forward" in seen.pop("dropped")
+    assert seen.pop("both") == 1.5
+    assert [seen.pop("weighed_again"), seen.pop("evaluated")] == [0.75] * 2
+    assert list(seen.values()) == [0.5] * 4
 
 
 # ------------------------------------------------------------------ errors
 
 
-def _refusals(rank: int) -> list[str]:
-    """What is refused, in words."""
-    texts = []
-
-    def note(*arguments: Any, call: str = "weigh", **options: Any) -> None:
-        ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), **options)
-        if call == "weigh under a hook":
-            ddp.register_comm_hook(None, default_hooks.allreduce_hook)
-            call = "weigh"
-        with pytest.raises(ValueError) as error:
-            getattr(ddp, call)(*arguments)
-        texts.append(str(error.value))
-
-    note(1.0, call="weigh under a hook")
-    note(-1.0)
-    note(float("nan"))
-    return texts
+@on_ranks(2)
+def test_what_contradicts_itself_is_refused(rank: int) -> None:
+    ddp = minddp.DistributedDataParallel(nn.Linear(2, 2))
+    for weight, text in ((-1.0, r"-1\.0"), (float("nan"), "nan")):
+        with pytest.raises(ValueError, match=text):
+            ddp.weigh(weight)
+    ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+    with pytest.raises(ValueError, match="`weigh` and a communication hook exclude each other"):
+        ddp.weigh(1.0)
 
 
-def test_what_contradicts_itself_is_refused(ranks: Any) -> None:
-    for hook, negative, nan in ranks(2).run(_refusals):
-        assert "`weigh` and a communication hook exclude each other" in hook
-        assert "-1.0" in negative
-        assert "nan" in nan
-
-
-def _all_weights_are_zero(rank: int) -> tuple[str, float]:
+@on_ranks(2)
+def test_when_all_weights_are_zero_there_is_no_mean(rank: int) -> None:
+    """And the next step works."""
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(RuntimeError, match="weight 0"):
         ddp.weigh(0.0)
     ddp(torch.ones(1, 1)).sum().backward()
-    return str(error.value), ddp.module.weight.grad.item()
-
-
-def test_when_all_weights_are_zero_there_is_no_mean(ranks: Any) -> None:
-    """And the next step works."""
-    for text, grad in ranks(2).run(_all_weights_are_zero):
-        assert "weight 0" in text
-        assert grad == 1.0
+    assert ddp.module.weight.grad.item() == 1.0
 
 
 # ------------------------------------------------------------------ without ranks

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -24,6 +23,7 @@ import minddp
 from tests.features.beside import Steps, Trail, Wrap, assert_same, play, random
 from tests.features.habits import gradients, hooks, wrappers
 from tests.features.habits.model import CALM_STEPS, STEPS, grads, layers, loss_of, losses, narrow
+from tests.ranks import of_all_ranks, on_ranks
 
 Script = Callable[..., Steps]
 
@@ -88,17 +88,15 @@ def with_options(wrap: Wrap, rank: int, script: Script, options: dict[str, Any])
     return list(script(partial(wrap, **options), rank))
 
 
-def _plays_alike(rank: int, script: Script, options: dict[str, Any]) -> None:
-    play(rank, with_options, script, options)
-
-
+@on_ranks(3)
 @pytest.mark.parametrize("detaches", [False, True])
-def test_what_lies_in_the_buffer_is_divided_as_torch_does(ranks: Any, detaches: bool) -> None:
+def test_what_lies_in_the_buffer_is_divided_as_torch_does(rank: int, detaches: bool) -> None:
     """Also if this backward has put it there. On three ranks a division and a multiplication differ."""
     for setting in ("default", "views"):
-        ranks(3).run(_plays_alike, partial(hooks.restores, detaches=detaches), SETTINGS[setting])
+        play(rank, with_options, partial(hooks.restores, detaches=detaches), SETTINGS[setting])
 
 
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("script", "options"),
     [
@@ -107,8 +105,8 @@ def test_what_lies_in_the_buffer_is_divided_as_torch_does(ranks: Any, detaches: 
         for setting in settings.split()
     ],
 )
-def test_bits_are_torchs(ranks: Any, script: Script, options: dict[str, Any]) -> None:
-    ranks(2).run(_plays_alike, script, options)
+def test_bits_are_torchs(rank: int, script: Script, options: dict[str, Any]) -> None:
+    play(rank, with_options, script, options)
 
 
 # ------------------------------------------------------------------ where torch is wrong
@@ -133,35 +131,35 @@ def _row_major(trail: Trail) -> Trail:
     return [{name: t if t is None else t.contiguous() for name, t in step.items()} for step in trail]
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("zeroing", [True, False], ids=["zeroed", "accumulated"])
 @pytest.mark.parametrize("what", [gradients.put_data, gradients.set_memory])
-def test_other_memory_under_a_view_is_averaged(ranks: Any, what: Callable[[Any], None], zeroing: bool) -> None:
+def test_other_memory_under_a_view_is_averaged(rank: int, what: Callable[[Any], None], zeroing: bool) -> None:
     """Torch goes on with the bucket's, and averages what is no gradient any more."""
     script = partial(gradients.handles, what=what, zeroing=zeroing)
-    ranks(2).run(_is_right_alone, script, SETTINGS["views"], SETTINGS["default"])
+    _is_right_alone(rank, script, SETTINGS["views"], SETTINGS["default"])
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("setting", ["default", "buckets", "static", "unused"])
-def test_parameters_may_change_their_strides(ranks: Any, setting: str) -> None:
+def test_parameters_may_change_their_strides(rank: int, setting: str) -> None:
     """Under the final plan. Torch's buckets keep the old ones, and its averages come back in another order."""
     script = partial(wrappers.turns_channels_last, turn=CALM_STEPS)
-    ranks(2).run(_is_right_alone, script, SETTINGS[setting], SETTINGS["views"])
+    _is_right_alone(rank, script, SETTINGS[setting], SETTINGS["views"])
 
 
 # ------------------------------------------------------------------ what the scripts rely on
 
 
-def _aliased(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_large_gradients_alias_the_bucket(rank: int) -> None:
+    """Weight and bias of each layer. Otherwise some scripts would test nothing."""
     torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(layers())
     for _step, loss in losses(ddp, rank):
         loss.backward()
-    return [grad.untyped_storage().nbytes() > grad.nbytes for grad in grads(ddp)]
-
-
-def test_large_gradients_alias_the_bucket(ranks: Any) -> None:
-    """Weight and bias of each layer. Otherwise some scripts would test nothing."""
-    assert ranks(2).run(_aliased) == [[True, False, True, False, False, False]] * 2
+    aliased = [grad.untyped_storage().nbytes() > grad.nbytes for grad in grads(ddp)]
+    assert aliased == [True, False, True, False, False, False]
 
 
 class Parts(nn.Module):
@@ -175,7 +173,8 @@ class Parts(nn.Module):
         return self.first(x)
 
 
-def _skips_the_second_bucket(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_gradients_of_a_skipped_bucket_are_not_kept_alive(rank: int) -> None:
     options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": 0.0005}
     ddp, gone = minddp.DistributedDataParallel(Parts(), **options), []
     for _ in range(STEPS):
@@ -185,14 +184,11 @@ def _skips_the_second_bucket(rank: int) -> list[bool]:
         references = [weakref.ref(grad) for grad in grads(ddp)]
         ddp.zero_grad()
         gone += [reference() is None for reference in references]
-    return gone
+    assert gone == [True] * 6 * STEPS
 
 
-def test_gradients_of_a_skipped_bucket_are_not_kept_alive(ranks: Any) -> None:
-    assert ranks(2).run(_skips_the_second_bucket) == [[True] * 6 * STEPS] * 2
-
-
-def _fails_and_goes_on(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_gradients_of_an_interrupted_backward_are_released_by_the_next_forward(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(wrappers.Fused(*narrow()))
     for step in range(CALM_STEPS + 1):
         ddp.zero_grad()
@@ -203,16 +199,16 @@ def _fails_and_goes_on(rank: int) -> list[bool]:
     references = [weakref.ref(grad) for grad in grads(ddp)]
     ddp.zero_grad()
     loss_of(ddp, rank, 0)
-    return [reference() is None for reference in references]
+    gone = [reference() is None for reference in references]
+    assert len(gone) > 30
+    assert all(gone)
 
 
-def test_gradients_of_an_interrupted_backward_are_released_by_the_next_forward(ranks: Any) -> None:
-    for gone in ranks(2).run(_fails_and_goes_on):
-        assert len(gone) > 30
-        assert all(gone)
-
-
-def _goes_forward_within(rank: int, no_sync: bool, step_of_trouble: int) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("step", [0, CALM_STEPS])
+@pytest.mark.parametrize("no_sync", [True, False])
+def test_a_forward_within_its_own_backward_is_an_error(rank: int, no_sync: bool, step: int) -> None:
+    """As in torch: or else the gradients of this backward would stay local without an error."""
     ddp = minddp.DistributedDataParallel(narrow())
     is_trouble = False
 
@@ -222,20 +218,11 @@ def _goes_forward_within(rank: int, no_sync: bool, step_of_trouble: int) -> None
                 loss_of(ddp, rank, STEPS)
 
     ddp.module[2].register_full_backward_hook(forward)
-    for step, loss in losses(ddp, rank):
-        is_trouble = step == step_of_trouble
+    for current, loss in losses(ddp, rank):
+        is_trouble = current == step
         if is_trouble:
             with pytest.raises(RuntimeError, match="still running, and has called its forward"):
                 loss.backward()
         else:
             loss.backward()
-            alike = [torch.empty_like(ddp.module[0].weight.grad) for _ in range(2)]
-            dist.all_gather(alike, ddp.module[0].weight.grad)
-            assert torch.equal(*alike), step
-
-
-@pytest.mark.parametrize("step", [0, CALM_STEPS])
-@pytest.mark.parametrize("no_sync", [True, False])
-def test_a_forward_within_its_own_backward_is_an_error(ranks: Any, no_sync: bool, step: int) -> None:
-    """As in torch: or else the gradients of this backward would stay local without an error."""
-    ranks(2).run(_goes_forward_within, no_sync, step)
+            assert torch.equal(*of_all_ranks(ddp.module[0].weight.grad)), current

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from tests.features.beside import Trail, Wrap, assert_same, play, random, snapshot
-from tests.ranks import RankPool
+from tests.ranks import RankPool, on_ranks
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
@@ -60,7 +60,10 @@ def test_torchs_quantization_hooks(ranks: Any, name: str) -> None:
 # ------------------------------------------------------------------ hooks of a group
 
 
-def _collectives_seen_by_hooks(rank: int) -> list[list[str]]:
+@on_ranks(2)
+@needs("register_pre_hook", "register_post_hook")
+def test_hooks_of_the_group_see_the_same_reductions(rank: int) -> None:
+    """The rebuild is one broadcast, of the order; torch also sends the buckets' sizes."""
     group = dist.new_group()
     seen: list[str] = []
     group.register_pre_hook(1, lambda call: seen.append(f"{call.name} of {call.input_tensors[0].numel()}"))
@@ -74,17 +77,11 @@ def _collectives_seen_by_hooks(rank: int) -> list[list[str]]:
             ddp(random(4, 6, rank=rank, step=step)).sum().backward()
         both.append(list(seen))
     dist.destroy_process_group(group)
-    return both
-
-
-@needs("register_pre_hook", "register_post_hook")
-def test_hooks_of_the_group_see_the_same_reductions(ranks: Any) -> None:
-    """The rebuild is one broadcast, of the order; torch also sends the buckets' sizes."""
-    for theirs, ours in ranks(2).run(_collectives_seen_by_hooks):
-        reductions = ["HookOpName.ALLREDUCE of 35"] * 3
-        assert [call for call in theirs if "ALLREDUCE of" in call] == reductions
-        assert [call for call in ours if "ALLREDUCE of" in call] == reductions
-        assert ours[2:4] == ["HookOpName.BROADCAST of 2", "HookOpName.BROADCAST returned"]
+    theirs, ours = both
+    reductions = ["HookOpName.ALLREDUCE of 35"] * 3
+    assert [call for call in theirs if "ALLREDUCE of" in call] == reductions
+    assert [call for call in ours if "ALLREDUCE of" in call] == reductions
+    assert ours[2:4] == ["HookOpName.BROADCAST of 2", "HookOpName.BROADCAST returned"]
 
 
 # ------------------------------------------------------------------ groups that are reconfigured

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from tests.modules import grads_by_name
+from tests.ranks import of_all_ranks, on_ranks
 
 
 class Heads(nn.Module):
@@ -32,38 +33,17 @@ class Heads(nn.Module):
         return self.left(h), self.right(h)
 
 
-def grads_of(rank: int, order: str, shares: bool) -> list[dict[str, torch.Tensor | None]]:
-    """`order`: the outputs through which backward is called, one call each; "b" stands for both at once."""
-    torch.manual_seed(0)
-    ddp = minddp.DistributedDataParallel(Heads(shares=shares), find_unused_parameters=True)
-    steps = []
-    for step in range(4):
-        ddp.zero_grad()
-        torch.manual_seed(10 * step + rank)
-        left, right = ddp(torch.randn(2, 4))
-        losses = {"l": left.square().sum(), "r": right.square().sum()}
-        for call in order:
-            backward(losses, call)
-        steps.append(grads_by_name(ddp))
-    return steps
-
-
+@on_ranks(2)
 @pytest.mark.parametrize("shares", [False, True])
-@pytest.mark.parametrize("order", ["lr", "rl"])
-def test_each_output_may_have_its_backward(ranks: Any, order: str, shares: bool) -> None:
-    """Torch raises where they share parameters. The gradients are those of one backward through both outputs."""
-    apart = ranks(2).run(grads_of, order, shares)
-    together = ranks(2).run(grads_of, "b", shares)
-    torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize(
+    "orders", [("lr", "lr"), ("rl", "rl"), ("br", "lr"), ("lb", "bl"), ("ll", "lr"), ("lr", "rl")]
+)
+def test_each_output_may_have_its_backward(rank: int, orders: tuple[str, str], shares: bool) -> None:
+    """`orders`: on each rank the outputs of its backwards; "b" stands for both at once.
 
-
-def backward(losses: dict[str, torch.Tensor], call: str) -> None:
-    loss = losses["l"] + losses["r"] if call == "b" else losses[call]
-    loss.backward(retain_graph=True)
-
-
-def differing_calls(rank: int, orders: tuple[str, str], shares: bool) -> None:
-    """Each rank has an order of its own. Compares with the mean of what the ranks compute alone."""
+    The gradients are the mean of what the ranks compute alone. Torch raises where outputs share parameters. All
+    ranks reduce the second backward if the first has left an output on one of them.
+    """
     torch.manual_seed(0)
     alone = Heads(shares=shares)
     ddp = minddp.DistributedDataParallel(copy.deepcopy(alone), find_unused_parameters=True)
@@ -73,19 +53,13 @@ def differing_calls(rank: int, orders: tuple[str, str], shares: bool) -> None:
         x = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * step + rank))
         for module in (ddp, alone):
             losses = dict(zip("lr", (output.square().sum() for output in module(x)), strict=True))
+            losses["b"] = losses["l"] + losses["r"]
             for call in orders[rank]:
-                backward(losses, call)
+                losses[call].backward(retain_graph=True)
         for wrapped, param in zip(ddp.module.parameters(), alone.parameters(), strict=True):
             total = torch.zeros_like(param) if param.grad is None else param.grad
             dist.all_reduce(total)
             torch.testing.assert_close(wrapped.grad, total / 2)
-
-
-@pytest.mark.parametrize("shares", [False, True])
-@pytest.mark.parametrize("orders", [("br", "lr"), ("lb", "bl"), ("ll", "lr"), ("lr", "rl")])
-def test_ranks_may_reach_different_outputs(ranks: Any, orders: tuple[str, str], shares: bool) -> None:
-    """All reduce the second backward if the first has left an output on one of them."""
-    ranks(2).run(differing_calls, orders, shares)
 
 
 def one_by_one(rank: int, how: str, weighs_again: bool, clears: bool) -> list[float]:
@@ -116,20 +90,14 @@ class Twice(nn.Module):
         return x, 10 * x
 
 
-def message_of(rank: int, how: str) -> str:
-    with pytest.raises(RuntimeError, match="holds the result of another backward of this forward") as info:
+@on_ranks(2)
+@pytest.mark.parametrize(("how", "reason"), [("weigh", "`weigh` applied to that"), ("overlap", "use it twice")])
+def test_what_cannot_be_added_to_the_first_gradients_is_an_error(rank: int, how: str, reason: str) -> None:
+    with pytest.raises(RuntimeError, match=f"(?s)holds the result of another backward of this forward.*{reason}"):
         one_by_one(rank, how, False, False)
-    return str(info.value)
 
 
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [("weigh", "`weigh` applied to that"), ("overlap", "use it twice")],
-)
-def test_what_cannot_be_added_to_the_first_gradients_is_an_error(ranks: Any, how: str, reason: str) -> None:
-    assert all(reason in message for message in ranks(2).run(message_of, how))
-
-
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("how", "weighs_again", "clears", "expected"),
     [
@@ -138,32 +106,42 @@ def test_what_cannot_be_added_to_the_first_gradients_is_an_error(ranks: Any, how
     ],
 )
 def test_what_can_be_added_or_is_cleared_is_not(
-    ranks: Any, how: str, weighs_again: bool, clears: bool, expected: list[float]
+    rank: int, how: str, weighs_again: bool, clears: bool, expected: list[float]
 ) -> None:
-    assert ranks(2).run(one_by_one, how, weighs_again, clears) == [expected] * 2
+    assert one_by_one(rank, how, weighs_again, clears) == expected
 
 
-def raised_by_second_backward(rank: int) -> str:
+@on_ranks(2)
+def test_a_backward_for_each_output_is_an_error_in_a_static_graph(rank: int) -> None:
+    """The second one's gradients stayed local, as torch's do."""
     ddp = minddp.DistributedDataParallel(Heads(), static_graph=True)
-    with pytest.raises(RuntimeError, match="backward") as error:
+    with pytest.raises(RuntimeError, match=r"gradient of `right\.bias`, from another output, would stay local"):
         left, right = ddp(torch.randn(3, 4))
         left.square().mean().backward(retain_graph=True)
         right.square().mean().backward()
         ddp(torch.randn(3, 4))
-    return str(error.value)
-
-
-def test_a_backward_for_each_output_is_an_error_in_a_static_graph(ranks: Any) -> None:
-    """The second one's gradients stayed local, as torch's do."""
-    for text in ranks(2).run(raised_by_second_backward):
-        assert "gradient of `right.bias`, from another output, would stay local" in text
 
 
 # ------------------------------------------------------------------ callbacks for the end of backward
 
 
-def seen_by_callbacks(rank: int, wrapper: Callable[..., nn.Module], place: str) -> list[dict[str, Any]]:
-    """`.grad` as a callback sees it that a hook of the output or of a weight queues for the end, in two steps."""
+@on_ranks(2)
+@pytest.mark.parametrize(
+    ("wrapper", "place", "sees_averages"),
+    [
+        (TorchDDP, "output", [True, False]),
+        (minddp.DistributedDataParallel, "output", [True, False]),
+        (TorchDDP, "weight", [True, False]),
+        (minddp.DistributedDataParallel, "weight", [True, True]),
+    ],
+)
+def test_callbacks_for_the_end_of_backward(
+    rank: int, wrapper: Callable[..., nn.Module], place: str, sees_averages: list[bool]
+) -> None:
+    """`.grad` as a callback sees it that a hook of the output or of a weight queues for the end, in two steps.
+
+    A callback that is queued before the wrapper's reads this rank's gradients. See docs/differences.md.
+    """
     seen: list[dict[str, Any]] = []
 
     def queue(_grad: torch.Tensor) -> None:
@@ -183,23 +161,7 @@ def seen_by_callbacks(rank: int, wrapper: Callable[..., nn.Module], place: str) 
         ddp.zero_grad()
         torch.manual_seed(10 * step + rank)
         ddp(torch.randn(3, 4)).square().mean().backward()
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("wrapper", "place", "sees_averages"),
-    [
-        (TorchDDP, "output", [True, False]),
-        (minddp.DistributedDataParallel, "output", [True, False]),
-        (TorchDDP, "weight", [True, False]),
-        (minddp.DistributedDataParallel, "weight", [True, True]),
-    ],
-)
-def test_callbacks_for_the_end_of_backward(
-    ranks: Any, wrapper: Callable[..., nn.Module], place: str, sees_averages: list[bool]
-) -> None:
-    """A callback that is queued before the wrapper's reads this rank's gradients. See docs/differences.md."""
-    one, other = ranks(2).run(seen_by_callbacks, wrapper, place)
+    one, other = of_all_ranks(seen)
     assert [
         all(torch.allclose(mine[name], yours[name]) for name in mine)
         for mine, yours in zip(one, other, strict=True)

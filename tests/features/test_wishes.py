@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,8 @@ from torch import nn
 import minddp
 from minddp.replicas.module_change_check import FEW
 from tests.features.beside import Trail, Wrap, play, random, snapshot
-from tests.logs import logged
+from tests.logs import logged, must_log
+from tests.ranks import of_all_ranks, on_ranks
 
 
 class Heads(nn.Module):
@@ -41,8 +42,9 @@ def wrapped(*args: Any, deep: int = 0, **options: Any) -> Any:
 # ------------------------------------------------------------------ an unfinished reduction warns at once (68297)
 
 
-def _warns_in_backward(rank: int) -> list[str]:
-    """One head's gradient comes in a second backward: twice the right one's, then the left one's."""
+@on_ranks(2)
+def test_68297_a_backward_that_ends_unfinished_warns_once(rank: int) -> None:
+    """Not an error: a second backward may bring the rest, as here twice the right head's, then the left one's."""
     ddp = wrapped()
     body, heads = ddp.module.body, [ddp.module.left, ddp.module.right]
     ddp.module.forward = lambda x, first: (heads[first](body(x)), heads[1 - first](body(x).detach()))
@@ -52,91 +54,36 @@ def _warns_in_backward(rank: int) -> list[str]:
             for output in ddp(torch.ones(1, 3), first):
                 output.sum().backward()
             optimizer.step()
-    return [text for text in texts if "produced no gradient" in text]
-
-
-def test_68297_a_backward_that_ends_unfinished_warns_once(ranks: Any) -> None:
-    """Not an error: a second backward may bring the rest, as here."""
-    for rank, warned in enumerate(ranks(2).run(_warns_in_backward)):
-        assert len(warned) == 2
-        assert f"rank {rank} for: right.weight, right.bias." in warned[0]
-        assert f"rank {rank} for: left.weight, left.bias." in warned[1]
+    warned = [text for text in texts if "produced no gradient" in text]
+    assert len(warned) == 2
+    assert f"rank {rank} for: right.weight, right.bias." in warned[0]
+    assert f"rank {rank} for: left.weight, left.bias." in warned[1]
 
 
 # --------------------------------------------------------------- ranks that disagree raise an error (68803, 102438)
 
 
-def _disagree(rank: int, name: str) -> str:
-    model = Heads()
-    model.register_buffer("seen", torch.zeros(3))
-    first, second = SIDES[name]
-    try:
-        (first if rank == 0 else second)(model)
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
-
-
-def ignoring(*names: str) -> Callable[[Heads], Any]:
-    def wrap(model: Heads) -> Any:
-        model._ddp_params_and_buffers_to_ignore = list(names)
-        return minddp.DistributedDataParallel(model)
-
-    return wrap
-
-
-def with_options(**options: Any) -> Callable[[Heads], Any]:
-    return lambda model: minddp.DistributedDataParallel(model, **options)
-
-
-def with_another_buffer(model: Heads) -> Any:
-    model.register_buffer("more", torch.zeros(2))
-    return minddp.DistributedDataParallel(model)
-
-
-def with_a_larger_buffer(model: Heads) -> Any:
-    model.seen = torch.zeros(5)
-    return minddp.DistributedDataParallel(model)
-
-
-PLAIN = with_options()
-SIDES: dict[str, tuple[Callable[[Heads], Any], Callable[[Heads], Any]]] = {
-    "find_unused_parameters": (PLAIN, with_options(find_unused_parameters=True)),
-    "static_graph": (with_options(static_graph=True), PLAIN),
-    "bucket_cap_mb_list": (PLAIN, with_options(bucket_cap_mb_list=[1, 2])),
-    "skip": (PLAIN, with_options(skip_all_reduce_unused_params=True)),
-    "forward_sync_buffers": (PLAIN, with_options(forward_sync_buffers=False)),
-    "broadcast_buffers": (with_options(broadcast_buffers=False), PLAIN),
-    "ignored": (ignoring("left.weight", "left.bias"), ignoring("right.weight", "right.bias")),
-    "buffers": (PLAIN, with_another_buffer),
-    "larger buffer": (PLAIN, with_a_larger_buffer),
-    "views": (PLAIN, with_options(gradient_as_bucket_view=True)),
-    "capacity": (PLAIN, with_options(bucket_cap_mb=3)),
-    "transport": (PLAIN, with_options(transport="shared_memory")),
-}
-
-
+@on_ranks(2)
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("on_rank_1", "words"),
     [
-        ("find_unused_parameters", ["`find_unused_parameters` is False on rank 0, but True on rank 1"]),
-        ("static_graph", ["`static_graph` is True on rank 0, but False on rank 1"]),
-        ("bucket_cap_mb_list", ["first capacities", "on rank 0, but (1048576, 2097152) on rank 1"]),
-        ("skip", ["`skip_all_reduce_unused_params` is False on rank 0, but True on rank 1"]),
-        ("forward_sync_buffers", ["`forward_sync_buffers` is True on rank 0, but False on rank 1"]),
-        ("broadcast_buffers", ["`broadcast_buffers` is False on rank 0, but True on rank 1"]),
-        ("ignored", ["rank 0 reduces `right.bias`, `right.weight`, which rank 1 ignores"]),
-        ("buffers", ["1 buffers and frozen params", "2 buffers and frozen params", "do not share: more"]),
-        ("larger buffer", ["`seen` has sizes [3] on rank 0; it has [5] on rank 1"]),
-        ("transport", ["`transport` is 'auto' on rank 0, but 'shared_memory' on rank 1"]),
-        ("views", ["no error"]),
-        ("capacity", ["no error"]),
+        ({"find_unused_parameters": True}, "`find_unused_parameters` is False on rank 0, but True on rank 1"),
+        ({"forward_sync_buffers": False}, "`forward_sync_buffers` is True on rank 0, but False on rank 1"),
+        ({"broadcast_buffers": False}, "`broadcast_buffers` is True on rank 0, but False on rank 1"),
+        ({"transport": "shared_memory"}, "`transport` is 'auto' on rank 0, but 'shared_memory' on rank 1"),
+        ({"buffer": 5}, r"`seen` has sizes \[3\] on rank 0; it has \[5\] on rank 1"),
+        ({"ignored": "right"}, "rank 0 reduces `right.bias`, `right.weight`, which rank 1 ignores"),
     ],
 )
-def test_68803_102438_ranks_that_disagree_raise_an_error(ranks: Any, name: str, words: list[str]) -> None:
-    for text in ranks(2).run(_disagree, name):
-        for word in words:
-            assert word in text
+def test_68803_102438_ranks_that_disagree_raise_an_error(rank: int, on_rank_1: dict[str, Any], words: str) -> None:
+    """More such differences: `tests/replicas/test_agreement.py`."""
+    options, model = (on_rank_1.copy() if rank == 1 else {}), Heads()
+    model.register_buffer("seen", torch.zeros(options.pop("buffer", 3)))
+    if "ignored" in on_rank_1:
+        ignored = options.pop("ignored", "left")
+        model._ddp_params_and_buffers_to_ignore = [f"{ignored}.weight", f"{ignored}.bias"]
+    with pytest.raises(RuntimeError, match=words):
+        minddp.DistributedDataParallel(model, **options)
 
 
 def _other_capacities(wrap: Wrap, rank: int) -> Trail:
@@ -150,22 +97,16 @@ def _other_capacities(wrap: Wrap, rank: int) -> Trail:
     return trail
 
 
-def test_capacities_of_buckets_may_differ_as_in_torch(ranks: Any) -> None:
+@on_ranks(3)
+def test_capacities_of_buckets_may_differ_as_in_torch(rank: int) -> None:
     """Rank 0's count. At three ranks another layout would have other bits."""
-    ranks(3).run(play, _other_capacities)
+    play(rank, _other_capacities)
 
 
 # ------------------------------------------------------------------ the first bucket (121640), and other options
 
 
-def _first_bucket(rank: int, options: dict[str, Any]) -> list[int]:
-    ddp = minddp.DistributedDataParallel(nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))), **options)
-    for _ in range(2):
-        ddp.zero_grad()
-        ddp(torch.ones(1, 16)).sum().backward()
-    return [bucket.nbytes for bucket in ddp.plan.buckets]
-
-
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
@@ -175,11 +116,15 @@ def _first_bucket(rank: int, options: dict[str, Any]) -> list[int]:
     ],
 )
 def test_121640_the_first_bucket_has_a_capacity_of_its_own(
-    ranks: Any, options: dict[str, Any], sizes: list[int]
+    rank: int, options: dict[str, Any], sizes: list[int]
 ) -> None:
-    for got in ranks(2).run(_first_bucket, options):
-        assert sum(got) == 6 * 4 * (16 * 16 + 16)
-        assert got == sizes
+    ddp = minddp.DistributedDataParallel(nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))), **options)
+    for _ in range(2):
+        ddp.zero_grad()
+        ddp(torch.ones(1, 16)).sum().backward()
+    got = [bucket.nbytes for bucket in ddp.plan.buckets]
+    assert sum(got) == 6 * 4 * (16 * 16 + 16)
+    assert got == sizes
 
 
 # ------------------------------------------------------------------ no_sync with the options (69031, 143580, 79171)
@@ -219,30 +164,24 @@ def test_69031_accumulated_gradients_of_unused_parameters_are_kept(ranks: Any, n
         assert torch.equal(here["module.right.weight.grad"], there["module.right.weight.grad"])
 
 
-def _static_begins_with_no_sync(rank: int) -> list[float]:
+@on_ranks(2)
+def test_143580_a_static_graph_may_begin_with_no_sync(rank: int) -> None:
     """Twice the same gradients, once reduced in one go and once accumulated first."""
-    sums = []
-    for begins_locally in (False, True):
+    x, sums = random(2, 3, rank=rank), []
+    for times in (1, 2):
         ddp = wrapped(static_graph=True)
-        x = random(2, 3, rank=rank)
-        with ddp.no_sync() if begins_locally else nullcontext():
-            ddp(x, "left").sum().backward()
-        if begins_locally:
-            ddp(x, "left").sum().backward()
+        if times == 2:
+            with ddp.no_sync():
+                ddp(x, "left").sum().backward()
+        ddp(x, "left").sum().backward()
         assert ddp.module.right.weight.grad is None
-        factor = 0.5 if begins_locally else 1.0
-        sums += [factor * param.grad.sum().item() for param in ddp.parameters() if param.grad is not None]
-    return sums
+        sums.append([param.grad.sum().item() / times for param in ddp.parameters() if param.grad is not None])
+    assert sums[0] == pytest.approx(sums[1])
+    assert of_all_ranks(sums) == [sums] * 2
 
 
-def test_143580_a_static_graph_may_begin_with_no_sync(ranks: Any) -> None:
-    one, other = ranks(2).run(_static_begins_with_no_sync)
-    assert one == other
-    half = len(one) // 2
-    assert one[:half] == pytest.approx(one[half:])
-
-
-def _static_with_unused_output(rank: int) -> list[Any]:
+@on_ranks(2)
+def test_79171_a_static_graph_may_have_an_output_without_use(rank: int) -> None:
     ddp = wrapped(static_graph=True)
     module = ddp.module
     module.forward = lambda x: Outputs(module.left(module.body(x)), module.right(module.body(x)))
@@ -250,18 +189,17 @@ def _static_with_unused_output(rank: int) -> list[Any]:
         ddp.zero_grad()
         ddp(random(2, 3, rank=rank, step=step)).used.square().sum().backward()
     assert module.right.weight.grad is None
-    return [param.grad.sum().item() for param in module.left.parameters()]
-
-
-def test_79171_a_static_graph_may_have_an_output_without_use(ranks: Any) -> None:
-    one, other = ranks(2).run(_static_with_unused_output)
-    assert one == other
+    sums = [param.grad.sum().item() for param in module.left.parameters()]
+    assert of_all_ranks(sums) == [sums] * 2
 
 
 # ------------------------------------------------------------------ 30718 and 74115
 
 
-def _synchronize(rank: int, source: int, buffers: bool) -> list[float]:
+@on_ranks(3)
+@pytest.mark.parametrize("buffers", [True, False])
+@pytest.mark.parametrize("source", [0, 2])
+def test_30718_parameters_and_buffers_are_broadcast_on_demand(rank: int, source: int, buffers: bool) -> None:
     model = Heads()
     model.register_buffer("seen", torch.zeros(1))
     model.frozen = nn.Parameter(torch.zeros(1), requires_grad=False)
@@ -272,17 +210,13 @@ def _synchronize(rank: int, source: int, buffers: bool) -> list[float]:
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.fill_(float(rank))
     ddp.synchronize(source, buffers=buffers)
-    return [tensor.flatten()[0].item() for tensor in (model.body.weight, model.frozen, model.seen, model.own)]
+    got = [tensor.flatten()[0].item() for tensor in (model.body.weight, model.frozen, model.seen, model.own)]
+    assert got == [source, source, source if buffers else rank, rank]
 
 
-@pytest.mark.parametrize("buffers", [True, False])
-@pytest.mark.parametrize("source", [0, 2])
-def test_30718_parameters_and_buffers_are_broadcast_on_demand(ranks: Any, source: int, buffers: bool) -> None:
-    for rank, got in enumerate(ranks(3).run(_synchronize, source, buffers)):
-        assert got == [source, source, source if buffers else rank, rank]
-
-
-def _outputs(rank: int, options: dict[str, Any]) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
+def test_74115_outputs_are_the_objects_that_the_module_returned(rank: int, options: dict[str, Any]) -> None:
     ddp = wrapped(**options)
     made: list[Any] = []
 
@@ -300,89 +234,41 @@ def _outputs(rank: int, options: dict[str, Any]) -> None:
         output["y"].sum().backward()
 
 
-@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
-def test_74115_outputs_are_the_objects_that_the_module_returned(ranks: Any, options: dict[str, Any]) -> None:
-    ranks(2).run(_outputs, options)
-
-
 # ------------------------------------------------------------------ modules that change after wrapping
 
 
-def _altered(rank: int, change: str, before: int) -> tuple[str, int]:
-    """`before` steps, the change, and steps until it is noticed: the error, and in how many forwards."""
+@on_ranks(2)
+@pytest.mark.parametrize("is_copy", [False, True])
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_parameter_that_is_added_is_noticed(rank: int, before: int, is_copy: bool) -> None:
+    """Also by a copied wrapper, in its own module. Other changes: `tests/replicas/test_module_change_check.py`."""
     ddp = wrapped(deep=10)
-    module = ddp.module
-    module.left.requires_grad_(True)
+    ddp = copy.deepcopy(ddp) if is_copy else ddp
     for _ in range(before):
         ddp(torch.ones(1, 3)).sum().backward()
-    if change == "parameter":
-        module.body.scale = nn.Parameter(torch.ones(1))
-    elif change == "layer":
-        module.deep.append(nn.Linear(2, 2))
-    elif change == "replaced":
-        module.right.weight = nn.Parameter(torch.ones(2, 3))
-    elif change == "harmless":
-        module.deep.append(nn.ReLU())
-        module.left.register_parameter("bias_too", module.left.bias)
-        module.again = module.body
-    for forwards in range(1, 20):
-        try:
-            ddp(torch.ones(1, 3)).sum().backward()
-        except RuntimeError as error:
-            return str(error), forwards
-    return "no error", 0
-
-
-@pytest.mark.parametrize("before", [0, 3])
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("parameter", "`body.scale` did not exist"),
-        ("layer", "`deep.10.weight` did not exist, `deep.10.bias` did not exist"),
-        ("replaced", "`right.weight` did not exist"),
-        ("harmless", "no error"),
-    ],
-)
-def test_parameters_that_are_added_are_noticed(ranks: Any, change: str, words: str, before: int) -> None:
+    ddp.module.body.scale = nn.Parameter(torch.ones(1))
     num_submodules = 5 + 10
-    for text, forwards in ranks(2).run(_altered, change, before):
-        assert words in text
-        assert forwards <= (1 if before == 0 else -(-num_submodules // FEW))
+    with pytest.raises(RuntimeError, match=r"`body\.scale` did not exist"):
+        for _ in range(1 if before == 0 else -(-num_submodules // FEW)):
+            ddp(torch.ones(1, 3)).sum().backward()
 
 
-def _frozen(rank: int, finds_unused: bool) -> tuple[str, str]:
-    ddp = wrapped(find_unused_parameters=finds_unused)
+@on_ranks(2)
+def test_a_layer_that_is_frozen_is_named_in_backward(rank: int) -> None:
+    ddp = wrapped()
     ddp(torch.ones(1, 3)).sum().backward()
     ddp.module.left.requires_grad_(False)
-    with logged() as texts:
+    with must_log(r"(?s)produced no gradient.*no longer do: left\.weight, left\.bias"):
         ddp(torch.ones(1, 3)).sum().backward()
-    try:
-        ddp(torch.ones(1, 3))
-    except RuntimeError as error:
-        return str(error), "".join(text for text in texts if "produced no gradient" in text)
-    return "no error", ""
-
-
-def test_a_layer_that_is_frozen_is_named_in_backward(ranks: Any) -> None:
-    for error, warning in ranks(2).run(_frozen, False):
-        for text in (error, warning):
-            assert "no longer do: left.weight, left.bias" in text
-
-
-def test_with_find_unused_parameters_layers_may_be_frozen(ranks: Any) -> None:
-    assert ranks(2).run(_frozen, True) == [("no error", "")] * 2
-
-
-def _copies(rank: int) -> None:
-    """A pickled or copied wrapper watches its own module."""
-    import copy
-
-    ddp = copy.deepcopy(wrapped())
-    ddp(torch.ones(1, 3)).sum().backward()
-    ddp.module.body.extra = nn.Parameter(torch.ones(1))
-    with pytest.raises(RuntimeError, match=r"`body\.extra` did not exist"):
+    with pytest.raises(RuntimeError, match=r"no longer do: left\.weight, left\.bias"):
         ddp(torch.ones(1, 3))
 
 
-def test_copies_watch_their_own_module(ranks: Any) -> None:
-    ranks(2).run(_copies)
+@on_ranks(2)
+def test_with_find_unused_parameters_layers_may_be_frozen(rank: int) -> None:
+    ddp = wrapped(find_unused_parameters=True)
+    with logged() as texts:
+        for is_frozen in (False, True, True):
+            ddp.module.left.requires_grad_(not is_frozen)
+            ddp(torch.ones(1, 3)).sum().backward()
+    assert not [text for text in texts if "produced no gradient" in text]

@@ -32,14 +32,13 @@ Where gradients are views, torch's new buckets move once more. Scripts that go o
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import functools
 import os
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -48,14 +47,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from minddp import transport as transports
-from minddp.transport.hierarchical import connect_hosts
 from tests.parity.changes import CHANGES
 from tests.parity.compare import different_notes, differing_sides, far, rounded_difference
 from tests.parity.hooks import MEAN_HOOKS
 from tests.parity.layers import kind_of
 from tests.parity.script import DEVICE, Line, Script, acceleration_of
 from tests.parity.side import SUBJECT, Side, Unwrapped, subject_of
+from tests.transport.places import pretended_host
 
 _LONGEST_LIST = 6  # mismatches reported per rank
 _LONGEST_MESSAGE = 110
@@ -91,21 +89,9 @@ def play_script(rank: int, script: Script, subject: str, limit_s: float, traces:
 
 def play(rank: int, script: Script, subject: str = SUBJECT) -> Report:
     """The same without a limit."""
-    with warnings.catch_warnings(), acceleration_of(script), _hosts_of(script, rank):
+    with warnings.catch_warnings(), acceleration_of(script), pretended_host("ab"[2 * rank // script.world_size]):
         warnings.simplefilter("ignore")
         return _Play(rank, script, subject).play()
-
-
-@contextlib.contextmanager
-def _hosts_of(script: Script, rank: int) -> Iterator[None]:
-    """Make the hierarchical transport place the ranks on two hosts."""
-    transports.connect_hosts = lambda group, device: connect_hosts(
-        group, device, lambda: "ab"[2 * rank // script.world_size]
-    )
-    try:
-        yield
-    finally:
-        transports.connect_hosts = connect_hosts
 
 
 class _Over(Exception):

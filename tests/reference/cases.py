@@ -57,6 +57,15 @@ class Transposed(nn.Module):
         return nn.functional.linear(x, self.weight) * self.scale
 
 
+class HalfUsed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
 CASES: dict[str, Callable[[], nn.Module]] = {
     "plain": plain,
     "frozen": frozen,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from reference import oracle
 from reference.interface import DataParallel, gradient
 from reference.ladder import rungs
-from tests.reference.cases import CASES, build, loss_of, shards_for
+from tests.ranks import of_all_ranks, on_ranks
+from tests.reference.cases import CASES, HalfUsed, build, loss_of, shards_for
 
 CAP_BYTES = 200  # a few buckets for the small modules here
 NAMES = sorted(rungs(CAP_BYTES))
@@ -32,11 +34,12 @@ def tolerance(world_size: int, expected: oracle.Gradients, eps: float) -> float:
     return 0.0 if world_size == 2 else world_size * eps * largest
 
 
-# --- bodies of ranks ---
-
-
-def excess_over_oracle(rank: int, name: str, case: str) -> float:
-    """How much further from the oracle than rounding explains; ranks start from different weights."""
+@on_ranks(lambda world_size, **_: world_size)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_the_oracles(rank: int, name: str, world_size: int, case: str) -> None:
+    """But for rounding; ranks start from different weights."""
     shards = shards_for(dist.get_world_size())
     expected = oracle.mean_over_ranks(build(case, seed=0), shards, loss_of)
     ddp = wrap(name, build(case, seed=rank))
@@ -44,7 +47,7 @@ def excess_over_oracle(rank: int, name: str, case: str) -> float:
     ddp.synchronize()
     dtype = torch.float32 if case == "two_dtypes" else torch.float64
     allowed = tolerance(len(shards), expected, torch.finfo(dtype).eps)
-    return oracle.largest_difference(gradients_of(ddp), expected) - allowed
+    assert oracle.largest_difference(gradients_of(ddp), expected) <= allowed
 
 
 def train(rank: int, name: str, case: str, steps: int) -> dict[str, Any]:
@@ -59,75 +62,9 @@ def train(rank: int, name: str, case: str, steps: int) -> dict[str, Any]:
     return dict(ddp.module.state_dict())
 
 
-def messages_of_a_step(rank: int, name: str) -> tuple[int, int, int]:
-    """How many, how many of them in backward, and their bytes."""
-    ddp = wrap(name, build("plain", seed=rank))
-    loss_of(ddp, shards_for(dist.get_world_size())[rank]).backward()
-    in_backward = len(ddp.wire.sent)
-    ddp.synchronize()
-    return len(ddp.wire.sent), in_backward, sum(message.nbytes for message in ddp.wire.sent)
-
-
-class SecondHalfUnused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.unused = nn.Linear(6, 2), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(x)
-
-
-def error_of_unused(rank: int, name: str) -> str:
-    ddp = wrap(name, SecondHalfUnused())
-    try:
-        ddp(torch.randn(3, 6)).sum().backward()
-        ddp.synchronize()
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
-
-
-def error_of_second_backward(rank: int, name: str) -> str:
-    ddp = wrap(name, nn.Linear(6, 2))
-    ddp(torch.randn(3, 6)).sum().backward()
-    try:
-        ddp(torch.randn(3, 6)).sum().backward()
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
-
-
-def error_without_trainable_parameters(rank: int, name: str) -> str:
-    try:
-        wrap(name, nn.Linear(6, 2).requires_grad_(False))
-    except ValueError as error:
-        return str(error)
-    return "no error"
-
-
-def no_sync_restores_after_an_exception(rank: int, name: str) -> tuple[bool, bool]:
-    ddp = wrap(name, nn.Linear(6, 2))
-    inside = True
-    try:
-        with ddp.no_sync():
-            inside = ddp.synchronizing
-            raise KeyError
-    except KeyError:
-        return inside, ddp.synchronizing
-
-
-# --- tests ---
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("world_size", [2, 3])
+@on_ranks(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_are_the_oracles(ranks, name, world_size, case):
-    assert max(ranks(world_size).run(excess_over_oracle, name, case)) <= 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_training_is_that_of_one_process(ranks, name):
+def test_training_is_that_of_one_process(rank: int, name: str) -> None:
     module = build("tied", seed=0)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     for step in range(4):
@@ -135,49 +72,64 @@ def test_training_is_that_of_one_process(ranks, name):
         for param_name, param in module.named_parameters():
             param.grad = grads[param_name]
         optimizer.step()
-    for state in ranks(2).run(train, name, "tied", 4):
-        assert all(torch.equal(state[key], value) for key, value in module.state_dict().items())
+    state = train(rank, name, "tied", 4)
+    assert all(torch.equal(state[key], value) for key, value in module.state_dict().items())
 
 
+@on_ranks(3)
 @pytest.mark.parametrize("name", NAMES)
-def test_replicas_stay_equal_to_the_bit(ranks, name):
-    first, *others = ranks(3).run(train, name, "plain", 3)
-    assert all(torch.equal(first[key], other[key]) for other in others for key in first)
+def test_replicas_stay_equal_to_the_bit(rank: int, name: str) -> None:
+    state = train(rank, name, "plain", 3)
+    assert all(torch.equal(state[key], other[key]) for other in of_all_ranks(state) for key in state)
 
 
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("name", "messages", "launched_in_backward"),
     [("naive", 6, 0), ("flat", 1, 0), ("overlapped", 6, 6), ("bucketed", 2, 2), ("automatic", 2, 2)],
 )
-def test_messages_and_bytes(ranks, name, messages, launched_in_backward):
-    elements = sum(param.numel() for param in build("plain", seed=0).parameters())
-    for counted in ranks(2).run(messages_of_a_step, name):
-        assert counted == (messages, launched_in_backward, 8 * elements)
+def test_messages_and_bytes(rank: int, name: str, messages: int, launched_in_backward: int) -> None:
+    ddp = wrap(name, build("plain", seed=rank))
+    loss_of(ddp, shards_for(dist.get_world_size())[rank]).backward()
+    assert len(ddp.wire.sent) == launched_in_backward
+    ddp.synchronize()
+    assert len(ddp.wire.sent) == messages
+    elements = sum(param.numel() for param in ddp.module.parameters())
+    assert sum(message.nbytes for message in ddp.wire.sent) == 8 * elements
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_no_sync_ends_with_its_block_even_by_an_exception(ranks, name):
-    assert ranks(2).run(no_sync_restores_after_an_exception, name) == [(False, True)] * 2
+def test_no_sync_ends_with_its_block_even_by_an_exception(rank: int, name: str) -> None:
+    ddp = wrap(name, nn.Linear(6, 2))
+    with suppress(KeyError), ddp.no_sync():
+        assert not ddp.synchronizing
+        raise KeyError
+    assert ddp.synchronizing
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_an_unused_parameter_is_an_error_that_names_it_and_its_rank(ranks, name):
-    for rank, message in enumerate(ranks(2).run(error_of_unused, name)):
-        assert f"No gradient for `unused.weight`, `unused.bias` on rank {rank}." in message
+def test_an_unused_parameter_is_an_error_that_names_it_and_its_rank(rank: int, name: str) -> None:
+    ddp = wrap(name, HalfUsed())
+    with pytest.raises(RuntimeError, match=rf"No gradient for `unused\.weight`, `unused\.bias` on rank {rank}\."):
+        ddp(torch.randn(3, 6)).sum().backward()
+        ddp.synchronize()
 
 
-@pytest.mark.parametrize("name", ["bucketed", "overlapped"])
-def test_a_second_backward_before_synchronize_is_an_error(ranks, name):
-    for rank, message in enumerate(ranks(2).run(error_of_second_backward, name)):
-        assert message.startswith("A second gradient for `")
-        assert f"on rank {rank} before synchronize()" in message
+@on_ranks(2)
+@pytest.mark.parametrize("name", ["bucketed", "overlapped", "automatic"])
+def test_a_second_backward_before_synchronize_is_an_error(rank: int, name: str) -> None:
+    """But for `automatic`, which needs no call between the two."""
+    ddp = wrap(name, nn.Linear(6, 2))
+    ddp(torch.randn(3, 6)).sum().backward()
+    error = pytest.raises(RuntimeError, match=rf"^A second gradient for `.* on rank {rank} before synchronize\(\)")
+    with nullcontext() if name == "automatic" else error:
+        ddp(torch.randn(3, 6)).sum().backward()
 
 
-def test_automatic_needs_no_call_between_two_backwards(ranks):
-    assert ranks(2).run(error_of_second_backward, "automatic") == ["no error"] * 2
-
-
+@on_ranks(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_to_train_is_an_error(ranks, name):
-    for message in ranks(2).run(error_without_trainable_parameters, name):
-        assert message.startswith("Linear has no parameter that requires a gradient")
+def test_nothing_to_train_is_an_error(rank: int, name: str) -> None:
+    with pytest.raises(ValueError, match=r"^Linear has no parameter that requires a gradient"):
+        wrap(name, nn.Linear(6, 2).requires_grad_(False))

@@ -15,7 +15,8 @@ from reference import oracle
 from reference.data_parallel import DataParallelInOneProcess
 from reference.ladder import RUNGS
 from reference.sharding import Held, Training, held
-from tests.reference.cases import CASES, build, loss_of, shards_for
+from tests.ranks import of_all_ranks, on_ranks
+from tests.reference.cases import CASES, HalfUsed, build, loss_of, shards_for
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -53,21 +54,21 @@ def trained(rank: int, name: str, case: str) -> dict[str, Tensor]:
     return train(RUNGS[name](build(case, seed=rank), optimizer_for(case)), rank)
 
 
+@on_ranks(lambda world_size, **_: world_size)
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"two_dtypes"}))
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("name", EVERY)
-def test_weights_are_those_of_one_process(ranks, name, world_size, case):
-    expected = weights_of_one_process(case, world_size)
-    first, *others = ranks(world_size).run(trained, name, case)
-    assert oracle.largest_difference(first, expected) < ROUNDING
-    assert all(torch.equal(first[key], other[key]) for other in others for key in first)
+def test_weights_are_those_of_one_process(rank, name, world_size, case):
+    weights = trained(rank, name, case)
+    assert oracle.largest_difference(weights, weights_of_one_process(case, world_size)) < ROUNDING
+    assert all(torch.equal(weights[key], other[key]) for other in of_all_ranks(weights) for key in weights)
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("name", SHARDED)
-def test_two_dtypes(ranks, name):
-    expected = weights_of_one_process("two_dtypes", 2)
-    for weights in ranks(2).run(trained, name, "two_dtypes"):
-        assert oracle.largest_difference(weights, expected) < 1e-6
+def test_two_dtypes(rank, name):
+    weights = trained(rank, name, "two_dtypes")
+    assert oracle.largest_difference(weights, weights_of_one_process("two_dtypes", 2)) < 1e-6
 
 
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"two_dtypes", "batch_norm"}))
@@ -109,8 +110,8 @@ def test_data_parallel_sends_weights_and_gradients_in_every_step():
 # --- what is held and sent ---
 
 
-def counted(rank: int, name: str, module_of: Callable[[], nn.Module]) -> tuple[Held, int]:
-    training = RUNGS[name](module_of(), ADAM)
+def counted(name: str) -> tuple[Held, int]:
+    training = RUNGS[name](eight_by_eight(), ADAM)
     seen: list[Held] = []
     training.optimizer.register_step_pre_hook(lambda *_: seen.append(held(training.module, training.optimizer)))
     for _ in range(2):
@@ -129,6 +130,7 @@ B = 4 * 4 * 72
 STEP_COUNT = 4  # Adam keeps one of 4 bytes for each tensor that it is given
 
 
+@on_ranks(lambda world_size, **_: world_size)
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize(
     ("name", "parameters", "gradients", "optimizer", "rounds"),
@@ -139,19 +141,23 @@ STEP_COUNT = 4  # Adam keeps one of 4 bytes for each tensor that it is given
         ("zero3", "B/n", "B/n", "2B/n", 3),
     ],
 )
-def test_what_is_held_and_sent(ranks, world_size, name, parameters, gradients, optimizer, rounds):
+def test_what_is_held_and_sent(rank, world_size, name, parameters, gradients, optimizer, rounds):
     pieces = {"zero1": 1, "zero2": 1, "zero3": 4}.get(name, 0)  # one bucket, or four layers
     shares = {"B/n": B // world_size, "2B/n": 2 * B // world_size + pieces * STEP_COUNT}
     expected = Held(*(shares.get(part, part) for part in (parameters, gradients, optimizer)))
-    for found, sent in ranks(world_size).run(counted, name, eight_by_eight):
-        assert found == expected
-        assert sent == rounds * (world_size - 1) * B // world_size
+    assert counted(name) == (expected, rounds * (world_size - 1) * B // world_size)
 
 
 # --- accumulation and errors ---
 
 
-def accumulated(rank: int, name: str, synchronize_each: bool) -> dict[str, Tensor]:
+@on_ranks(2)
+@pytest.mark.parametrize("synchronize_each", [True, False])
+@pytest.mark.parametrize("name", SHARDED)
+def test_micro_batches_add_up(rank: int, name: str, synchronize_each: bool) -> None:
+    module = build("plain", seed=0)
+    grads = [oracle.mean_over_ranks(module, shards_for(2, seed=seed), loss_of) for seed in (0, 1)]
+    expected = {n: p.detach() - grads[0][n] - grads[1][n] for n, p in module.named_parameters()}
     training = RUNGS[name](build("plain", seed=0), partial(torch.optim.SGD, lr=1.0))
     first, second = (shards_for(2, seed=seed)[rank] for seed in (0, 1))
     if synchronize_each:
@@ -163,45 +169,20 @@ def accumulated(rank: int, name: str, synchronize_each: bool) -> dict[str, Tenso
             assert not [m for m in training.wire.sent if "bucket" in m.label or "gradients" in m.label]
     loss_of(training, second).backward()
     training.step()
-    return {n: w.clone() for n, w in training.weights().items()}
+    assert oracle.largest_difference(training.weights(), expected) < ROUNDING
 
 
-@pytest.mark.parametrize("synchronize_each", [True, False])
+@on_ranks(2)
 @pytest.mark.parametrize("name", SHARDED)
-def test_micro_batches_add_up(ranks, name, synchronize_each):
-    module = build("plain", seed=0)
-    grads = [oracle.mean_over_ranks(module, shards_for(2, seed=seed), loss_of) for seed in (0, 1)]
-    expected = {n: p.detach() - grads[0][n] - grads[1][n] for n, p in module.named_parameters()}
-    for weights in ranks(2).run(accumulated, name, synchronize_each):
-        assert oracle.largest_difference(weights, expected) < ROUNDING
-
-
-class HalfUsed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.unused = nn.Linear(6, 2), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(x)
-
-
-def error_of_unused(rank: int, name: str) -> str:
+def test_an_unused_parameter_is_an_error_that_names_it(rank: int, name: str) -> None:
     training = RUNGS[name](HalfUsed(), ADAM)
-    try:
+    with pytest.raises(RuntimeError, match=rf"No gradient for `unused\.weight`, `unused\.bias` on rank {rank}\."):
         training(torch.randn(3, 6)).sum().backward()
         training.step()
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
 
 
-@pytest.mark.parametrize("name", SHARDED)
-def test_an_unused_parameter_is_an_error_that_names_it(ranks, name):
-    for rank, message in enumerate(ranks(2).run(error_of_unused, name)):
-        assert f"No gradient for `unused.weight`, `unused.bias` on rank {rank}." in message
-
-
-def storages_of_zero3(rank: int) -> list[int]:
+@on_ranks(2)
+def test_zero3_holds_one_layer_at_a_time(rank: int) -> None:
     """Bytes of the first layer's weight: at rest, in its forward, in the second's, after a forward that raises."""
     training = RUNGS["zero3"](eight_by_eight(), ADAM)
     weight, seen = training.module[0].weight, []
@@ -225,8 +206,4 @@ def storages_of_zero3(rank: int) -> list[int]:
     training.step()  # what is still there must not be taken for the new weights
     look()
     assert all(not torch.equal(weight, before[name]) for name, weight in training.weights().items())
-    return seen
-
-
-def test_zero3_holds_one_layer_at_a_time(ranks):
-    assert ranks(2).run(storages_of_zero3) == [[0, 288, 0, 0, 288, 0]] * 2
+    assert seen == [0, 288, 0, 0, 288, 0]

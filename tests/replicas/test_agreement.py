@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -15,29 +13,9 @@ from torch import nn
 from minddp.replicas.agreement import Replica, _fingerprint_of, verify_replicas_agree
 from tests.fakes import FakeTransport, options
 from tests.logs import must_log
+from tests.transport.threads import ThreadGroup, on_threads
 
 CPU = torch.device("cpu")
-
-
-class Meeting:
-    """Ranks as threads whose gather exchanges real messages."""
-
-    def __init__(self, world_size: int):
-        self.barrier = threading.Barrier(world_size, timeout=60)
-        self.slots: list[Any] = [None] * world_size
-
-    def transport(self, rank: int) -> FakeTransport:
-        transport = FakeTransport(len(self.slots), rank)
-
-        def all_gather(tensor: torch.Tensor) -> list[torch.Tensor]:
-            self.slots[rank] = tensor
-            self.barrier.wait()
-            gathered = list(self.slots)
-            self.barrier.wait()
-            return gathered
-
-        transport.all_gather = all_gather  # type: ignore[method-assign]
-        return transport
 
 
 def side(model: nn.Module | None = None, ignored: Sequence[str] = (), **changed: object) -> Replica:
@@ -50,16 +28,15 @@ def side(model: nn.Module | None = None, ignored: Sequence[str] = (), **changed:
 
 def on_all_ranks(sides: Sequence[Replica]) -> list[Any]:
     """The result of the verification, or its error, on each rank."""
-    meeting = Meeting(len(sides))
+    group = ThreadGroup(len(sides))
 
     def on_rank(rank: int) -> Any:
         try:
-            return verify_replicas_agree(meeting.transport(rank), sides[rank], CPU)
+            return verify_replicas_agree(group.of(rank), sides[rank], CPU)
         except RuntimeError as error:
             return error
 
-    with ThreadPoolExecutor(len(sides)) as threads:
-        return list(threads.map(on_rank, range(len(sides))))
+    return on_threads(len(sides), on_rank)
 
 
 def outcomes(*sides: Replica) -> list[str]:

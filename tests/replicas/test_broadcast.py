@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +11,7 @@ import minddp
 from minddp.replicas import broadcast as replicas
 from minddp.transport.process_group import ProcessGroupTransport
 from tests.fakes import FakeTransport
+from tests.ranks import of_all_ranks, on_ranks
 
 
 def _transport() -> ProcessGroupTransport:
@@ -42,13 +41,12 @@ class Odd(nn.Module):
 
 
 def _error_of_wrapping(rank: int, change: str, odd_rank: int) -> str:
-    try:
+    with pytest.raises(RuntimeError) as error:
         minddp.DistributedDataParallel(Odd(change if rank == odd_rank else "nothing"))
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
+    return str(error.value)
 
 
+@on_ranks(3)
 @pytest.mark.parametrize("odd_rank", [0, 1, 2])
 @pytest.mark.parametrize(
     ("change", "aspect", "usual", "odd"),
@@ -59,42 +57,41 @@ def _error_of_wrapping(rank: int, change: str, odd_rank: int) -> str:
     ],
 )
 def test_a_parameter_that_differs_is_named_on_every_rank(
-    ranks: Any, change: str, aspect: str, usual: object, odd: object, odd_rank: int
+    rank: int, change: str, aspect: str, usual: object, odd: object, odd_rank: int
 ) -> None:
     blamed = odd_rank or 1  # rank 0 is the reference, so another rank is the one that differs
     of_rank_0, of_blamed = (odd, usual) if odd_rank == 0 else (usual, odd)
-    for rank, text in enumerate(ranks(3).run(_error_of_wrapping, change, odd_rank)):
-        where = "this process" if rank == blamed else f"process {blamed}"
-        assert text.startswith(f"[{rank}]: params[2] in {where} with sizes ")
-        assert f"appears not to match {aspect} of the same param in process 0" in text
-        assert f"`odd.weight` has {aspect} {of_rank_0} on rank 0; it has {of_blamed} on rank {blamed}" in text
+    text = _error_of_wrapping(rank, change, odd_rank)
+    where = "this process" if rank == blamed else f"process {blamed}"
+    assert text.startswith(f"[{rank}]: params[2] in {where} with sizes ")
+    assert f"appears not to match {aspect} of the same param in process 0" in text
+    assert f"`odd.weight` has {aspect} {of_rank_0} on rank 0; it has {of_blamed} on rank {blamed}" in text
 
 
+@on_ranks(3)
 @pytest.mark.parametrize("odd_rank", [0, 2])
 @pytest.mark.parametrize(
     ("change", "counts", "name"), [("count", (4, 5), "extra.weight"), ("frozen", (4, 3), "odd.weight")]
 )
 def test_another_number_of_parameters_is_named_on_every_rank(
-    ranks: Any, change: str, counts: tuple[int, int], name: str, odd_rank: int
+    rank: int, change: str, counts: tuple[int, int], name: str, odd_rank: int
 ) -> None:
     usual, odd = counts
-    for rank, text in enumerate(ranks(3).run(_error_of_wrapping, change, odd_rank)):
-        here, there = (odd, usual) if rank == odd_rank else (usual, odd)
-        assert text.startswith("DDP expects same model across all ranks, but ")
-        assert f"but Rank {rank} has {here} params, while rank " in text
-        assert f"has inconsistent {there} params" in text
-        assert f"do not share: {name}" in text
+    here, there = (odd, usual) if rank == odd_rank else (usual, odd)
+    text = _error_of_wrapping(rank, change, odd_rank)
+    assert text.startswith(
+        f"DDP expects same model across all ranks, but Rank {rank} has {here} params, while rank "
+    )
+    assert f"has inconsistent {there} params" in text
+    assert f"do not share: {name}" in text
 
 
-def _wrap_after_an_error(rank: int) -> list[float]:
+@on_ranks(3)
+def test_the_group_still_works_after_such_an_error(rank: int) -> None:
     _error_of_wrapping(rank, "shape", 1)
     ddp = minddp.DistributedDataParallel(nn.Linear(2, 1))
     ddp(torch.full((1, 2), float(rank))).sum().backward()
-    return ddp.module.weight.grad.flatten().tolist()
-
-
-def test_the_group_still_works_after_such_an_error(ranks: Any) -> None:
-    assert ranks(3).run(_wrap_after_an_error) == [[1.0, 1.0]] * 3
+    assert ddp.module.weight.grad.flatten().tolist() == [1.0, 1.0]
 
 
 # ------------------------------------------------------------------ broadcast
@@ -128,35 +125,24 @@ def _bits(tensors: list[torch.Tensor]) -> list[bytes]:
     return [bytes(t.contiguous().reshape(-1).view(torch.uint8).tolist()) for t in tensors]
 
 
-def _broadcast(rank: int, coalesce_bytes: int, source: int) -> tuple[list[bytes], bool]:
-    tensors = _tensors_of_all_kinds(rank)
-    strides = [tensor.stride() for tensor in tensors]
-    objects = list(tensors)
-    replicas.broadcast_coalesced(_transport(), tensors, source, coalesce_bytes)
-    same = all(a is b and a.stride() == s for a, b, s in zip(tensors, objects, strides, strict=True))
-    return _bits(tensors), same
-
-
+@on_ranks(3)
 @pytest.mark.parametrize("coalesce_bytes", [1, 64, replicas.COALESCE_BYTES])
 @pytest.mark.parametrize("source", [0, 2])
-def test_every_dtype_and_layout_arrives(ranks: Any, coalesce_bytes: int, source: int) -> None:
-    expected = _bits(_tensors_of_all_kinds(source))
-    assert _bits(_tensors_of_all_kinds(1)) != expected
-    for bits, objects_and_strides_kept in ranks(3).run(_broadcast, coalesce_bytes, source):
-        assert bits == expected
-        assert objects_and_strides_kept
+def test_every_dtype_and_layout_arrives(rank: int, coalesce_bytes: int, source: int) -> None:
+    expected, tensors = _bits(_tensors_of_all_kinds(source)), _tensors_of_all_kinds(rank)
+    assert (_bits(tensors) == expected) == (rank == source)
+    strides, objects = [tensor.stride() for tensor in tensors], list(tensors)
+    replicas.broadcast_coalesced(_transport(), tensors, source, coalesce_bytes)
+    assert _bits(tensors) == expected
+    assert all(a is b and a.stride() == s for a, b, s in zip(tensors, objects, strides, strict=True))
 
 
-def _broadcast_slice(rank: int) -> tuple[list[list[float]], int]:
+@on_ranks(3)
+def test_a_tensor_with_gaps_arrives(rank: int) -> None:
     """Every second column: laid out with gaps, so that the columns between must stay as they are."""
     matrix = torch.full((2, 4), float(rank))
     replicas.broadcast_coalesced(_transport(), [matrix[:, ::2]])
-    return matrix.tolist(), rank
-
-
-def test_a_tensor_with_gaps_arrives(ranks: Any) -> None:
-    for matrix, rank in ranks(3).run(_broadcast_slice):
-        assert matrix == [[0, rank, 0, rank]] * 2
+    assert matrix.tolist() == [[0, rank, 0, rank]] * 2
 
 
 def test_small_tensors_travel_together() -> None:
@@ -191,39 +177,31 @@ class Model(nn.Module):
         return _bits([*(p.detach() for p in self.parameters()), *self.buffers()])
 
 
-def _construct(rank: int) -> tuple[list[bytes], list[bytes]]:
+@on_ranks(3)
+def test_construction_broadcasts_rank_0s_parameters_and_buffers(rank: int) -> None:
     torch.manual_seed(rank)
     model = Model(rank)
-    before = model.state()
+    of_rank_0, *others = of_all_ranks(model.state())
+    assert of_rank_0 not in others
     minddp.DistributedDataParallel(model)
-    return before, model.state()
+    assert model.state() == of_rank_0
 
 
-def test_construction_broadcasts_rank_0s_parameters_and_buffers(ranks: Any) -> None:
-    (rank_0, _), *others = results = ranks(3).run(_construct)
-    assert all(before != rank_0 for before, _ in others)
-    assert all(after == rank_0 for _, after in results)
-
-
-def _in_a_subgroup(rank: int) -> tuple[float, list[float]] | None:
+@on_ranks(3)
+def test_a_subgroup_has_a_rank_0_of_its_own(rank: int) -> None:
     group = dist.new_group([1, 2])
     if rank == 0:
-        return None
+        return
     torch.manual_seed(rank)
     model = nn.Linear(2, 1)
     ddp = minddp.DistributedDataParallel(model, process_group=group)
-    start = model.weight.sum().item()
+    start, rank_1s = model.weight.detach(), model.weight.detach().clone()
+    dist.broadcast(rank_1s, 1, group)
+    assert torch.equal(start, rank_1s)
     for _ in range(2):  # the second step is after the rebuild, which broadcasts the order
         ddp.zero_grad()
         ddp(torch.full((1, 2), float(rank))).sum().backward()
-    return start, model.weight.grad.flatten().tolist()
-
-
-def test_a_subgroup_has_a_rank_0_of_its_own(ranks: Any) -> None:
-    outside, one, two = ranks(3).run(_in_a_subgroup)
-    assert outside is None
-    assert one == two
-    assert one[1] == [1.5, 1.5]
+    assert model.weight.grad.flatten().tolist() == [1.5, 1.5]
 
 
 class Changing(nn.Module):
@@ -242,21 +220,19 @@ class Changing(nn.Module):
         return self.layer(x)
 
 
-def _buffers_before_each_forward(rank: int) -> list[list[float]]:
+@on_ranks(2)
+def test_buffers_that_change_in_any_way_are_rank_0s_in_every_forward(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Changing())
     seen: list[list[float]] = []
     ddp.module.register_forward_pre_hook(lambda module, _: seen.append([b[0].item() for b in module.buffers()]))
     for _ in range(4):
         ddp(torch.full((1, 1), float(rank + 1))).sum().backward()
-    return seen
+    assert seen == [[float(step)] * 3 for step in range(4)]
 
 
-def test_buffers_that_change_in_any_way_are_rank_0s_in_every_forward(ranks: Any) -> None:
-    assert ranks(2).run(_buffers_before_each_forward) == [[[float(step)] * 3 for step in range(4)]] * 2
-
-
-def _inference_first(rank: int) -> list[float]:
-    """A forward before training, without model.eval()."""
+@on_ranks(2)
+def test_the_first_forward_may_be_one_of_inference(rank: int) -> None:
+    """What it leaves behind is written to again by steps that are not: the memory in which buffers travel."""
     ddp = minddp.DistributedDataParallel(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))
     with torch.inference_mode():
         ddp(torch.ones(2, 1))
@@ -264,10 +240,5 @@ def _inference_first(rank: int) -> list[float]:
         ddp(torch.full((2, 1), float(rank + 1))).sum().backward()
     with torch.no_grad():
         ddp(torch.ones(2, 1))  # the same on all ranks, from what rank 0 has
-    return ddp.module[1].running_mean.tolist()
-
-
-def test_the_first_forward_may_be_one_of_inference(ranks: Any) -> None:
-    """What it leaves behind is written to again by steps that are not: the memory in which buffers travel."""
-    one, other = ranks(2).run(_inference_first)
-    assert one == other
+    mean = ddp.module[1].running_mean.tolist()
+    assert of_all_ranks(mean) == [mean] * 2

@@ -16,6 +16,7 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 import minddp
 from tests.features.beside import Trail, Wrap, play, random, snapshot
+from tests.ranks import of_all_ranks, on_ranks
 
 
 class Net(nn.Module):
@@ -92,53 +93,47 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize(
     ("name", "after_forward"),  # what is summed later must not be needed in forward
     [("average now", False), ("average now", True), ("sum later", True), ("nothing", False), ("nothing", True)],
 )
-def test_bits_are_torchs(ranks: Any, name: str, after_forward: bool, options: dict[str, Any]) -> None:
+def test_bits_are_torchs(rank: int, name: str, after_forward: bool, options: dict[str, Any]) -> None:
     if name == "average now" and after_forward and not MAY_CHANGE_BUFFERS_AFTER_FORWARD:
         pytest.skip("the installed torch takes a buffer that is written after forward for a fault of autograd's")
-    one, other = ranks(2).run(play, train, name, after_forward, options)
+    _, second, *_ = play(rank, train, name, after_forward, options)
     if name == "average now" and after_forward:
-        mean = "module.norm.running_mean"
-        assert torch.equal(one[1][mean], other[1][mean]) == (options != OPTIONS["left alone"])
+        one, other = of_all_ranks(second["module.norm.running_mean"])
+        assert torch.equal(one, other) == (options != OPTIONS["left alone"])
 
 
 # ------------------------------------------------------------------ what is promised besides
 
 
-def _awaits(rank: int) -> tuple[bool, bool]:
-    """A future that another thread completes later: whether it is when forward, and when backward returns."""
+@on_ranks(2)
+def test_the_end_of_backward_waits_for_a_hooks_futures(rank: int) -> None:
+    """Which another thread completes later."""
     ddp = minddp.DistributedDataParallel(Net())
     future: torch.futures.Future[None] = torch.futures.Future()
     ddp.register_buffer_hook(None, lambda state, buffers: [future])
     output = ddp(torch.ones(2, 3))
-    after_forward = future.done()
+    assert not future.done()
     later = threading.Timer(0.2, future.set_result, [None])
     output.register_hook(lambda grad: later.start())
     output.sum().backward()
-    return after_forward, future.done()
+    assert future.done()
 
 
-def test_the_end_of_backward_waits_for_a_hooks_futures(ranks: Any) -> None:
-    assert ranks(2).run(_awaits) == [(False, True)] * 2
-
-
-def _refused(rank: int) -> str:
+@on_ranks(2)
+def test_a_hook_that_cannot_be_called_is_refused(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Net())
-    with pytest.raises(TypeError) as error:
+    with pytest.raises(TypeError, match="'average'"):
         ddp.register_buffer_hook(None, "average")
-    return str(error.value)
 
 
-def test_a_hook_that_cannot_be_called_is_refused(ranks: Any) -> None:
-    for text in ranks(2).run(_refused):
-        assert "'average'" in text
-
-
-def _raising(rank: int) -> list[float]:
+@on_ranks(2)
+def test_after_a_hook_has_raised_the_next_step_works(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Net())
     fails = [True]
 
@@ -151,22 +146,15 @@ def _raising(rank: int) -> list[float]:
         ddp(torch.ones(2, 3))
     fails.append(False)
     ddp(torch.full((2, 3), float(rank))).sum().backward()
-    return ddp.module.body.weight.grad.flatten().tolist()
+    assert torch.equal(*of_all_ranks(ddp.module.body.weight.grad))
 
 
-def test_after_a_hook_has_raised_the_next_step_works(ranks: Any) -> None:
-    one, other = ranks(2).run(_raising)
-    assert one == other
-
-
-def _replaced(rank: int) -> list[float]:
-    """A buffer that the module replaces is broadcast as it is then."""
+@on_ranks(2)
+def test_without_a_hook_rank_0s_buffers_are_broadcast(rank: int) -> None:
+    """Also one that the module replaces. `seen` is rank 0's sum of steps 0 and 1, and this rank's own of step 2;
+    `local` is this rank's own sum."""
     ddp = minddp.DistributedDataParallel(Net())
     for step in range(3):
         ddp(torch.full((2, 3), float(rank + step))).sum().backward()
-    return [ddp.module.seen[0].item(), ddp.module.local.item()]
-
-
-def test_without_a_hook_rank_0s_buffers_are_broadcast(ranks: Any) -> None:
-    """`seen` is rank 0's sum of steps 0 and 1, and this rank's own of step 2; `local` is this rank's own sum."""
-    assert ranks(2).run(_replaced) == [[0 + 1 + 2, 6 * (0 + 1 + 2)], [0 + 1 + 3, 6 * (1 + 2 + 3)]]
+    assert ddp.module.seen[0].item() == 0 + 1 + (rank + 2)
+    assert ddp.module.local.item() == 6 * (rank + (rank + 1) + (rank + 2))

@@ -104,6 +104,8 @@ def test_parameters_may_be_removed_moved_or_frozen() -> None:
     module[2].weight.requires_grad_(False)
     module[3], module[4] = module[4], module[3]
     module[5].weight, module[5].second = module[4].weight, module[3].weight
+    module.again = module[0]
+    module.append(nn.ReLU())
     for _ in range(3):
         check_all(check)
 

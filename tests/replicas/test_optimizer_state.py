@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import minddp
+from tests.ranks import of_all_ranks, on_ranks
 
 
 class Net(nn.Module):
@@ -74,9 +75,8 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _resumes(rank: int) -> list[str]:
-    """The names of optimizers that do not go on as in a run that never stopped."""
-    wrong = []
+@on_ranks(2)
+def test_all_ranks_go_on_from_rank_0s_checkpoint(rank: int) -> None:
     for name, make in OPTIMIZERS.items():
         ddp = minddp.DistributedDataParallel(Net())
         optimizer = make(ddp.module)
@@ -99,19 +99,13 @@ def _resumes(rank: int) -> list[str]:
         ddp.synchronize(optimizer=optimizer)
         received = [checkpoint]  # LBFGS keeps the loss of its own rank
         dist.broadcast_object_list(received, 0)
-        if not same(bits(ddp.module, optimizer), received[0]):
-            wrong.append(f"{name} after synchronize")
+        assert same(bits(ddp.module, optimizer), received[0]), name
         one_step(ddp, optimizer, 2, rank)
-        if name != "LBFGS" and not same(bits(ddp.module, optimizer), expected):
-            wrong.append(f"{name} a step later")
-    return wrong
+        assert name == "LBFGS" or same(bits(ddp.module, optimizer), expected), name
 
 
-def test_all_ranks_go_on_from_rank_0s_checkpoint(ranks: Any) -> None:
-    assert ranks(2).run(_resumes) == [[], []]  # of three the sum depends on the buckets, which were rebuilt
-
-
-def _another_source(rank: int) -> tuple[float, bool, float, int]:
+@on_ranks(2)
+def test_from_another_rank_and_without_ignored_parameters(rank: int) -> None:
     net = Net()
     net._ddp_params_and_buffers_to_ignore = ["body.bias"]
     ddp = minddp.DistributedDataParallel(net)
@@ -122,32 +116,27 @@ def _another_source(rank: int) -> tuple[float, bool, float, int]:
     ddp.synchronize(1, optimizer=optimizer)
     state = optimizer.state[net.body.weight]
     assert optimizer.param_groups[0]["params"][0] is net.body.weight
-    mine = optimizer.state[net.body.bias]["mine"]
-    return optimizer.param_groups[0]["lr"], state["a"] is state["b"], float(state["b"][0]), mine
+    assert optimizer.state[net.body.bias]["mine"] == rank
+    assert optimizer.param_groups[0]["lr"] == float(state["b"][0]) == 1.0
+    assert state["a"] is state["b"]
 
 
-def test_from_another_rank_and_without_ignored_parameters(ranks: Any) -> None:
-    assert ranks(2).run(_another_source) == [(1.0, True, 1.0, 0), (1.0, True, 1.0, 1)]
-
-
-def _forgets(rank: int) -> int:
+@on_ranks(2)
+def test_every_rank_ends_with_the_sources_state_alone(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Net())
     optimizer = torch.optim.Adam(ddp.parameters())
     if rank == 1:
         one_step(ddp.module, optimizer, 0, rank)
     ddp.synchronize(optimizer=optimizer)
-    return len(optimizer.state)
-
-
-def test_every_rank_ends_with_the_sources_state_alone(ranks: Any) -> None:
-    assert ranks(2).run(_forgets) == [0, 0]
+    assert len(optimizer.state) == 0
 
 
 class Own(torch.Tensor):
     pass
 
 
-def _fails(rank: int) -> list[str]:
+@on_ranks(2)
+def test_every_rank_raises_what_cannot_be_done(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Net())
     params = list(ddp.parameters())
     other = torch.optim.SGD(params if rank == 0 else params[:3], lr=0.1)
@@ -156,22 +145,15 @@ def _fails(rank: int) -> list[str]:
     unsendable.param_groups[0]["closure"] = lambda: None
     subclassed = torch.optim.SGD(params, lr=0.1)
     subclassed.state[params[0]]["own"] = torch.zeros(3).as_subclass(Own)
-    texts = []
     sharded = ZeroRedundancyOptimizer(params, torch.optim.SGD, lr=0.1)
-    for optimizer in (other, reordered, unsendable, subclassed, sharded, object()):
-        with pytest.raises((RuntimeError, ValueError, TypeError)) as error:
+    for optimizer, text in (
+        (other, "`optimizer` is 'SGD with groups of 4 parameters' on rank 0, but 'SGD with groups of 3"),
+        (reordered, "`the hash of their order` is"),
+        (unsendable, "^Rank 0 cannot send the state of its SGD: "),
+        (subclassed, "it holds a Own"),
+        (sharded, "each rank holds a different part"),
+        (object(), r"^`optimizer` takes a torch\.optim\.Optimizer, but got object\.$"),
+    ):
+        with pytest.raises((RuntimeError, ValueError, TypeError), match=text) as error:
             ddp.synchronize(optimizer=optimizer)
-        texts.append(str(error.value))
-    return texts
-
-
-def test_every_rank_raises_what_cannot_be_done(ranks: Any) -> None:
-    of_rank = ranks(2).run(_fails)
-    assert of_rank[0] == of_rank[1]
-    differ, reordered, closure, own, sharded, none = of_rank[0]
-    assert "`optimizer` is 'SGD with groups of 4 parameters' on rank 0, but 'SGD with groups of 3" in differ
-    assert "`the hash of their order` is" in reordered
-    assert closure.startswith("Rank 0 cannot send the state of its SGD: ")
-    assert "it holds a Own" in own
-    assert "each rank holds a different part" in sharded
-    assert none == "`optimizer` takes a torch.optim.Optimizer, but got object."
+        assert len(set(of_all_ranks(str(error.value)))) == 1

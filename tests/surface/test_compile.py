@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from tests.ranks import RankPool
+from tests.ranks import on_ranks
 
 
 class Layers(nn.Module):
@@ -45,8 +45,9 @@ def _step_compiled(wrapper: Any, backend: Any) -> Callable[[Tensor], Tensor]:
 WAYS = {"wrapper": _wrapper_compiled, "module": _module_compiled, "step": _step_compiled}
 
 
-def _train(rank: int, way: str) -> dict[str, Any]:
-    """What came of three steps with each wrapper: sizes of the graphs, and names of gradients that differ."""
+@on_ranks(2)
+@pytest.mark.parametrize("way", WAYS)
+def test_graphs_and_bits_are_torchs(rank: int, way: str) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
     graphs, grads = [], []
@@ -60,35 +61,16 @@ def _train(rank: int, way: str) -> dict[str, Any]:
             model(x).sum().backward()
         graphs.append([len(graph.graph.nodes) for graph in counter.graphs])
         grads.append([param.grad for param in model.parameters()])
-    return {"graphs": graphs, "equal": all(map(torch.equal, *grads))}
+    theirs, ours = graphs
+    assert ours == theirs
+    assert len(theirs) >= 4, "the buckets have cut the graph"
+    assert all(map(torch.equal, *grads))
 
 
-def _check(ranks: Callable[[int], RankPool], way: str) -> None:
-    for outcome in ranks(2).run(_train, way, timeout_s=240):
-        theirs, ours = outcome["graphs"]
-        assert ours == theirs
-        assert len(theirs) >= 4, "the buckets have cut the graph"
-        assert outcome["equal"]
-
-
-def test_the_compiled_wrapper(ranks: Callable[[int], RankPool]) -> None:
-    _check(ranks, "wrapper")
-
-
-def test_a_compiled_module_in_the_wrapper(ranks: Callable[[int], RankPool]) -> None:
-    _check(ranks, "module")
-
-
-def test_a_compiled_step_that_calls_the_wrapper(ranks: Callable[[int], RankPool]) -> None:
-    _check(ranks, "step")
-
-
-def _python_reducer(rank: int) -> str:
-    with torch._dynamo.config.patch(optimize_ddp="python_reducer"), pytest.raises(RuntimeError) as error:
+@on_ranks(2)
+def test_there_is_no_python_reducer(rank: int) -> None:
+    with (
+        torch._dynamo.config.patch(optimize_ddp="python_reducer"),
+        pytest.raises(RuntimeError, match="Set it to True"),
+    ):
         minddp.DistributedDataParallel(Layers())
-    return str(error.value)
-
-
-def test_there_is_no_python_reducer(ranks: Callable[[int], RankPool]) -> None:
-    for text in ranks(2).run(_python_reducer):
-        assert "Set it to True" in text

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import minddp
+from tests.ranks import on_ranks
 from tests.surface.models import TwoLayers, batch
 
 
@@ -27,35 +28,23 @@ def step(ddp: nn.Module, rank: int, **kwargs: Any) -> None:
 # ------------------------------------------------------------------ of a backward and its end
 
 
-def unfinished(rank: int) -> dict[str, Any]:
+@on_ranks(2)
+@pytest.mark.parametrize(("noticed_by", "iteration"), [("forward", 3), ("optimizer", 1), ("check", 1)])
+def test_an_unfinished_reduction_is_noted(rank: int, noticed_by: str, iteration: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers(), stuck_after_s=None)
-    step(ddp, rank)
+    acts = {
+        "forward": lambda: step(ddp, rank),
+        "optimizer": torch.optim.SGD(ddp.parameters()).step,
+        "check": ddp._check_reducer_finalized,
+    }
+    if noticed_by == "forward":
+        step(ddp, rank)
     step(ddp, rank, both=False)
-    return data_after(ddp, RuntimeError, lambda: step(ddp, rank))
-
-
-def unfinished_before_the_optimizer(rank: int) -> dict[str, Any]:
-    ddp = minddp.DistributedDataParallel(TwoLayers(), stuck_after_s=None)
-    optimizer = torch.optim.SGD(ddp.parameters())
-    step(ddp, rank, both=False)
-    return data_after(ddp, RuntimeError, optimizer.step)
-
-
-def not_finalized(rank: int) -> dict[str, Any]:
-    ddp = minddp.DistributedDataParallel(TwoLayers(), stuck_after_s=None)
-    step(ddp, rank, both=False)
-    return data_after(ddp, RuntimeError, ddp._check_reducer_finalized)
-
-
-@pytest.mark.parametrize(
-    ("act", "iteration"), [(unfinished, 3), (unfinished_before_the_optimizer, 1), (not_finalized, 1)]
-)
-def test_an_unfinished_reduction_is_noted(ranks, act: Any, iteration: int) -> None:
-    for data in ranks(2).run(act):
-        assert data["has_error"] == 1
-        assert data["error"] == data["raised"]
-        assert "Expected to have finished reduction in the prior iteration" in data["error"]
-        assert data["iteration"] == iteration  # the rank at which the error occurred
+    data = data_after(ddp, RuntimeError, acts[noticed_by])
+    assert data["has_error"] == 1
+    assert data["error"] == data["raised"]
+    assert "Expected to have finished reduction in the prior iteration" in data["error"]
+    assert data["iteration"] == iteration  # the one in which the error occurred
 
 
 class HalfCheckpointed(TwoLayers):
@@ -92,6 +81,7 @@ def failing_reduction(rank: int) -> dict[str, Any]:
     return data_after(ddp, ValueError, lambda: step(ddp, rank))
 
 
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("act", "words"),
     [
@@ -100,15 +90,15 @@ def failing_reduction(rank: int) -> dict[str, Any]:
         (failing_reduction, "the cable is out"),
     ],
 )
-def test_an_error_in_backward_is_noted(ranks, act: Any, words: str) -> None:
-    for data in ranks(2).run(act):
-        assert words in data["error"]
+def test_an_error_in_backward_is_noted(rank: int, act: Any, words: str) -> None:
+    assert words in act(rank)["error"]
 
 
 # ------------------------------------------------------------------ of calls
 
 
-def calls(rank: int) -> list[dict[str, Any]]:
+@on_ranks(2)
+def test_errors_of_calls_are_noted(rank: int) -> None:
     def fresh() -> Any:
         return minddp.DistributedDataParallel(TwoLayers())
 
@@ -121,68 +111,55 @@ def calls(rank: int) -> list[dict[str, Any]]:
     step(trained, rank)
     group = dist.new_group([0, 1])
     elsewhere = minddp.DistributedDataParallel(TwoLayers(), process_group=group)
-    return [
+    for data in (
         data_after(trained, RuntimeError, trained._set_static_graph),
         data_after(hooked, RuntimeError, lambda: hooked.register_comm_hook(None, hook)),
         data_after(no_hook, TypeError, lambda: no_hook.register_comm_hook({}, {})),
         data_after(no_rate, ValueError, lambda: no_rate._set_ddp_runtime_logging_sample_rate(0)),
         data_after(no_names, ValueError, lambda: no_names._build_debug_param_to_name_mapping([])),
         data_after(elsewhere, RuntimeError, elsewhere.__getstate__),
-    ]
-
-
-def test_errors_of_calls_are_noted(ranks) -> None:
-    for logged in ranks(2).run(calls):
-        for data in logged:
-            assert data["has_error"] == 1
-            assert data["raised"] in data["error"]
+    ):
+        assert data["has_error"] == 1
+        assert data["raised"] in data["error"]
 
 
 # ------------------------------------------------------------------ of torch's helpers, in C++
 
 
-def helpers(rank: int) -> list[dict[str, Any]]:
+@on_ranks(2)
+def test_torchs_helpers_note_their_errors(rank: int) -> None:
     sparse = [torch.ones(4).to_sparse()]
     uneven = [torch.zeros(rank + 1)]
     buckets, shapes = minddp.DistributedDataParallel(TwoLayers()), minddp.DistributedDataParallel(TwoLayers())
     step(buckets, rank)
-    logged = [
-        data_after(
-            buckets,
-            RuntimeError,
-            lambda: dist._compute_bucket_assignment_by_size(sparse, [400], logger=buckets.logger),
-        )
-    ]
-    try:
+
+    def assign() -> None:
+        dist._compute_bucket_assignment_by_size(sparse, [400], logger=buckets.logger)
+
+    def verify() -> None:
         dist._verify_params_across_processes(shapes.process_group, uneven, shapes.logger)
-    except RuntimeError as error:
-        logged.append(shapes._get_ddp_logging_data() | {"raised": str(error)})
-    return logged
 
-
-def test_torchs_helpers_note_their_errors(ranks) -> None:
-    logged = ranks(2).run(helpers)
-    assert [len(on_rank) for on_rank in logged] == [1, 2]  # the others are compared with rank 0
-    for data in logged[0] + logged[1]:
+    data = data_after(buckets, RuntimeError, assign)
+    assert (data["has_error"], data["error"], data["iteration"]) == (1, "No support for sparse tensors.", 1)
+    assert data["error"] in data["raised"]
+    if rank == 0:  # the others are compared with it
+        verify()
+    else:
+        data = data_after(shapes, RuntimeError, verify)
         assert data["has_error"] == 1
         assert data["error"].splitlines()[0] in data["raised"]
-    assert logged[0][0]["error"] == "No support for sparse tensors."
-    assert logged[0][0]["iteration"] == 1
-    assert "appears not to match sizes" in logged[1][1]["error"]
+        assert "appears not to match sizes" in data["error"]
 
 
 # ------------------------------------------------------------------ after an error
 
 
-def goes_on(rank: int) -> dict[str, Any]:
+@on_ranks(2)
+def test_an_error_stays_noted_while_iterations_go_on(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     with pytest.raises(TypeError):
         ddp.register_comm_hook({}, {})
     for _ in range(3):
         step(ddp, rank)
-    return ddp._get_ddp_logging_data()
-
-
-def test_an_error_stays_noted_while_iterations_go_on(ranks) -> None:
-    for data in ranks(2).run(goes_on):
-        assert (data["has_error"], data["iteration"]) == (1, 2)
+    data = ddp._get_ddp_logging_data()
+    assert (data["has_error"], data["iteration"]) == (1, 2)

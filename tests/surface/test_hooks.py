@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
 import minddp
+from tests.ranks import on_ranks
 from tests.surface.models import A_BYTE, Normed, TwoLayers, batch
 
 WRAPPERS = (TorchDDP, minddp.DistributedDataParallel)
@@ -30,103 +31,72 @@ def equal(theirs: list[Any], ours: list[Any]) -> bool:
 # ------------------------------------------------------------------ built-in communication hooks
 
 
-def builtin(rank: int, kind_name: str, options: dict[str, Any]) -> bool:
+@on_ranks(3)
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": A_BYTE}])
+def test_builtin_hooks_have_torchs_bits(rank: int, kind: str, options: dict[str, Any]) -> None:
     """Three ranks: a division and a multiplication by the inverse differ in bits."""
-    kind = getattr(dist.BuiltinCommHookType, kind_name)
     histories = []
     for wrapper in WRAPPERS:
         ddp = wrapper(TwoLayers(), **options)
-        ddp._register_builtin_comm_hook(kind)
+        ddp._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
         histories.append([])
         for step in range(3):
             ddp.zero_grad(set_to_none=step == 1)
             ddp(batch(rank, step)).sum().backward()
             histories[-1] += grads(ddp)
-    return equal(*histories)
+    assert equal(*histories)
 
 
-@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": A_BYTE}])
-def test_builtin_hooks_have_torchs_bits(ranks, kind: str, options: dict[str, Any]) -> None:
-    assert ranks(3).run(builtin, kind, options) == [True] * 3
-
-
-def one_hook_only(rank: int) -> list[str]:
-    messages = []
-    for kind in (dist.BuiltinCommHookType.ALLREDUCE, "ALLREDUCE"):
-        ddp = minddp.DistributedDataParallel(TwoLayers())
-        ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-        with pytest.raises((RuntimeError, TypeError)) as raised:
-            ddp._register_builtin_comm_hook(kind)
-        messages.append(str(raised.value))
-    return messages
-
-
-def test_one_hook_only_and_only_known_ones(ranks) -> None:
-    twice, unknown = ranks(2).run(one_hook_only)[0]
-    assert "can only be called once" in twice
-    assert "BuiltinCommHookType.FP16_COMPRESS" in unknown
-
-
-def with_shares(rank: int) -> str:
-    ddp = minddp.DistributedDataParallel(TwoLayers(), logical_ranks=2)
-    with pytest.raises(RuntimeError) as raised:
+@on_ranks(2)
+def test_one_hook_only_and_only_known_ones(rank: int) -> None:
+    ddp = minddp.DistributedDataParallel(TwoLayers())
+    ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    with pytest.raises(RuntimeError, match="can only be called once"):
         ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-    return str(raised.value)
+    with pytest.raises(TypeError, match=r"BuiltinCommHookType\.FP16_COMPRESS"):
+        ddp._register_builtin_comm_hook("ALLREDUCE")
 
 
-def test_a_builtin_hook_is_refused_where_any_hook_is(ranks) -> None:
-    assert "`logical_ranks` exclude each other" in ranks(2).run(with_shares)[0]
+@on_ranks(2)
+def test_a_builtin_hook_is_refused_where_any_hook_is(rank: int) -> None:
+    ddp = minddp.DistributedDataParallel(TwoLayers(), logical_ranks=2)
+    with pytest.raises(RuntimeError, match="`logical_ranks` exclude each other"):
+        ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
 
 
-def unfusable(rank: int) -> str:
-    with pytest.raises((ValueError, RuntimeError)) as raised:
+@on_ranks(2)
+def test_an_optimizer_that_cannot_be_fused_is_refused(rank: int) -> None:
+    with pytest.raises((ValueError, RuntimeError), match="LBFGS"):
         minddp.DistributedDataParallel(TwoLayers())._register_fused_optim(torch.optim.LBFGS, 0.1)
-    return str(raised.value)
-
-
-def test_an_optimizer_that_cannot_be_fused_is_refused(ranks) -> None:
-    assert "LBFGS" in ranks(2).run(unfusable)[0]
 
 
 # ------------------------------------------------------------------ buffers
 
 
-def buffer_hook(rank: int, location_name: str) -> bool:
-    location = getattr(_BufferCommHookLocation, location_name)
-    ddp = minddp.DistributedDataParallel(Normed())
-    state: list[str] = []
-
-    def look(state: list[str], buffers: dict[str, torch.Tensor]) -> None:
-        state.append(",".join(buffers))
-
-    ddp._register_buffer_comm_hook(state, look, location)
-    return ddp.buffer_hook == _BufferCommHook(look, state, location)
-
-
+@on_ranks(2)
 @pytest.mark.parametrize("location", ["PRE_FORWARD", "POST_FORWARD"])
-def test_a_buffer_hook_can_be_asked_for(ranks, location: str) -> None:
-    assert ranks(2).run(buffer_hook, location) == [True, True]
+def test_a_buffer_hook_can_be_asked_for(rank: int, location: str) -> None:
+    where, state = _BufferCommHookLocation[location], object()
+    ddp = minddp.DistributedDataParallel(Normed())
+    ddp._register_buffer_comm_hook(state, equal, where)
+    assert ddp.buffer_hook == _BufferCommHook(equal, state, where)
 
 
-def no_buffer_hook(rank: int) -> list[bool]:
-    seen = []
+@on_ranks(2)
+def test_no_buffer_hook(rank: int) -> None:
     for wrapper in WRAPPERS:
         ddp = wrapper(Normed())
-        seen.append(hasattr(ddp, "buffer_hook"))
+        assert not hasattr(ddp, "buffer_hook")
         with pytest.raises(AssertionError, match="must be callable"):
             ddp._register_buffer_comm_hook(None, "sum")
-    return seen
-
-
-def test_no_buffer_hook(ranks) -> None:
-    assert ranks(2).run(no_buffer_hook) == [[False, False]] * 2
 
 
 # ------------------------------------------------------------------ lifetime
 
 
-def lifetime(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_a_wrapper_is_freed_with_its_last_reference(rank: int) -> None:
     """Without the collector: hooks of a freed wrapper must be removed before the module is wrapped again."""
     gc.disable()
     try:
@@ -136,10 +106,6 @@ def lifetime(rank: int) -> list[bool]:
             ddp(batch(rank, step)).sum().backward()
         observers = [weakref.ref(part) for part in (ddp, ddp._reducer, ddp.reducer, ddp.logger)]
         del ddp
-        return [observer() is None for observer in observers]
+        assert [observer() for observer in observers] == [None] * 4
     finally:
         gc.enable()
-
-
-def test_a_wrapper_is_freed_with_its_last_reference(ranks) -> None:
-    assert ranks(2).run(lifetime) == [[True] * 4] * 2

@@ -7,9 +7,10 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from minddp.compat.logger import MOMENTS, SPANS, Logger
 from minddp.core.events import EventKind
 from minddp.platform import streams
 from tests.fakes import FakeDDP
-from tests.ranks import RankPool
+from tests.ranks import on_ranks
 from tests.surface.models import A_BYTE, Normed, TwoLayers, batch
 
 TIMES = {*MOMENTS, *SPANS, *(f"avg_{name}" for name in SPANS)}
@@ -48,7 +49,7 @@ def first_logger_of_the_process_dies() -> None:
     gc.collect()
 
 
-def both(rank: int, options: dict[str, Any], uses: list[bool]) -> list[list[dict[str, Any]]]:
+def both(rank: int, options: dict[str, Any], uses: list[bool]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The data of torch's wrapper and of ours before the first and after each step; `uses` is for `TwoLayers`."""
     histories: list[list[dict[str, Any]]] = []
     first_logger_of_the_process_dies()
@@ -58,13 +59,14 @@ def both(rank: int, options: dict[str, Any], uses: list[bool]) -> list[list[dict
         for step, use in enumerate(uses):
             run(ddp, rank, step, both=use)
             histories[-1].append(logged(ddp))
-    return histories
+    return zip(*histories, strict=True)
 
 
 def without_times(data: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name not in TIMES | WITHOUT_COUNTERPART}
 
 
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("options", "uses"),
     [
@@ -77,37 +79,27 @@ def without_times(data: dict[str, Any]) -> dict[str, Any]:
         ),
     ],
 )
-def test_torch_says_the_same(ranks, options: dict[str, Any], uses: list[bool]) -> None:
-    pool: RankPool = ranks(2)
-    for history_of_torch, history in pool.run(both, options, uses):
-        for theirs, ours in zip(history_of_torch, history, strict=True):
-            assert without_times(ours) == without_times(theirs)
-            assert TIMES & ours.keys() == TIMES & theirs.keys()
+def test_torch_says_the_same(rank: int, options: dict[str, Any], uses: list[bool]) -> None:
+    for theirs, ours in both(rank, options, uses):
+        assert without_times(ours) == without_times(theirs)
+        assert TIMES & ours.keys() == TIMES & theirs.keys()
 
 
-def test_static_graph_as_torch_but_for_its_first_iteration(ranks) -> None:
+@on_ranks(2)
+def test_static_graph_as_torch_but_for_its_first_iteration(rank: int) -> None:
     """In it torch reduces every bucket and counts none."""
-    pool: RankPool = ranks(2)
-    for history_of_torch, history in pool.run(both, {"static_graph": True}, [False] * 4):
-        for theirs, ours in zip(history_of_torch, history, strict=True):
-            if ours["iteration"] == 1:
-                assert (theirs.pop("num_buckets_reduced", 0), ours.pop("num_buckets_reduced")) == (0, 1)
-            assert without_times(ours) == without_times(theirs)
-            assert "can_set_static_graph" not in ours
+    for theirs, ours in both(rank, {"static_graph": True}, [False] * 4):
+        if ours["iteration"] == 1:
+            assert (theirs.pop("num_buckets_reduced", 0), ours.pop("num_buckets_reduced")) == (0, 1)
+        assert without_times(ours) == without_times(theirs)
+        assert "can_set_static_graph" not in ours
 
 
-def environment(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    os.environ["MASTER_PORT"] = "12345"
-    try:
+@on_ranks(2)
+def test_the_environment_is_in_the_logging_data(rank: int) -> None:
+    with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME="lo", MASTER_PORT="12345"):
         ddps = TorchDDP(TwoLayers()), minddp.DistributedDataParallel(TwoLayers())
-        return without_times(logged(ddps[0])), without_times(logged(ddps[1]))
-    finally:
-        del os.environ["GLOO_SOCKET_IFNAME"], os.environ["MASTER_PORT"]
-
-
-def test_the_environment_is_in_the_logging_data(ranks) -> None:
-    for theirs, ours in ranks(2).run(environment):
+        theirs, ours = (without_times(logged(ddp)) for ddp in ddps)
         assert ours == theirs
         assert (ours["gloo_socket_ifname"], ours["master_port"]) == ("lo", "12345")
 
@@ -115,26 +107,21 @@ def test_the_environment_is_in_the_logging_data(ranks) -> None:
 # ------------------------------------------------------------------ sampling
 
 
-def sampling(rank: int) -> list[tuple[int, bool]]:
-    """The iteration in the data, and True if the reducer was watched, after each of 21 steps at a rate of 4."""
+@on_ranks(2)
+def test_ten_iterations_are_sampled_and_then_some(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     ddp._set_ddp_runtime_logging_sample_rate(4)
-    seen = []
+    named, watched = [], []
     for step in range(21):
         run(ddp, rank, step)
-        seen.append((logged(ddp)["iteration"], ddp._reducer.events.sink is not None))
-    return seen
-
-
-def test_ten_iterations_are_sampled_and_then_some(ranks) -> None:
-    seen, _ = ranks(2).run(sampling)
-    named = [iteration for iteration, _ in seen]
+        named.append(logged(ddp)["iteration"])
+        watched += [step + 1] if ddp._reducer.events.sink is not None else []
     assert named == [*range(11), 10, 12, 12, 12, 12, 16, 16, 16, 16, 20]  # logged when the next one begins
-    watched = [step + 1 for step, (_, is_watched) in enumerate(seen) if is_watched]
     assert watched == [*range(1, 11), 12, 16, 20]
 
 
-def only_forwards_that_train_count(rank: int) -> dict[str, Any]:
+@on_ranks(2)
+def test_only_forwards_that_train_count(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     with torch.no_grad():
         ddp(batch(rank))
@@ -143,11 +130,7 @@ def only_forwards_that_train_count(rank: int) -> dict[str, Any]:
     run(ddp, rank, 1)
     ddp(batch(rank))  # a forward without backward
     ddp(batch(rank))
-    return logged(ddp)
-
-
-def test_only_forwards_that_train_count(ranks) -> None:
-    data, _ = ranks(2).run(only_forwards_that_train_count)
+    data = logged(ddp)
     assert data["iteration"] == 2
     assert data["forward_compute_time"] > 0
     assert data["backward_compute_time"] == data["backward_comm_time"] == 0  # of the one without backward
@@ -194,7 +177,7 @@ def observed(monkeypatch: pytest.MonkeyPatch, kinds: tuple[EventKind, ...], devi
     fake = FakeDDP(nn.Linear(2, 2))
     options = {"device_ids": None, "output_device": None, "forward_sync_buffers": True, "static_graph": False}
     options |= {"find_unused_parameters": False, "gradient_as_bucket_view": False, "bucket_bytes_cap": 1}
-    ddp = Mock(
+    ddp = mock.Mock(
         module=fake.module,
         process_group=dist.ProcessGroup(0, 1),
         is_multi_device_module=False,
@@ -235,19 +218,14 @@ def test_an_accelerator_times_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------ whether the graph is static
 
 
-def staticness(rank: int, uses: list[bool]) -> list[tuple[bool, int | None]]:
+@on_ranks(2)
+def test_a_graph_that_changes_is_not_static(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers(), find_unused_parameters=True)
     ddp._set_ddp_runtime_logging_sample_rate(1000)
     seen = []
-    for step, use in enumerate(uses):
+    for step, use in enumerate([False] * 13 + [True, False]):
         run(ddp, rank, step, both=use)
         seen.append((ddp.reducer._ddp_graph_static(), logged(ddp).get("can_set_static_graph")))
-    return seen
-
-
-def test_a_graph_that_changes_is_not_static(ranks) -> None:
-    uses = [False] * 13 + [True, False]
-    seen, _ = ranks(2).run(staticness, uses)
     assert seen[0] == (True, None)  # one iteration proves nothing
     assert seen[1:13] == [(True, 1)] * 12
     assert seen[13:] == [(False, 0)] * 2
@@ -256,20 +234,16 @@ def test_a_graph_that_changes_is_not_static(ranks) -> None:
 # ------------------------------------------------------------------ set by others
 
 
-def join_and_hooks(rank: int) -> list[dict[str, Any]]:
+@on_ranks(2)
+def test_join_and_hooks_are_in_the_logging_data(rank: int) -> None:
     joined = minddp.DistributedDataParallel(Normed())
     with joined.join():
         for step in range(2 + rank):
             run(joined, rank, step)
     hooked = minddp.DistributedDataParallel(TwoLayers())
     hooked._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-    return [logged(joined), logged(hooked)]
-
-
-def test_join_and_hooks_are_in_the_logging_data(ranks) -> None:
-    for joined, hooked in ranks(2).run(join_and_hooks):
-        assert joined["join_uneven_inputs"] == 1
-        assert hooked["comm_hook"] == "BuiltinCommHookType.ALLREDUCE"
+    assert logged(joined)["join_uneven_inputs"] == 1
+    assert logged(hooked)["comm_hook"] == "BuiltinCommHookType.ALLREDUCE"
 
 
 DETAIL = """

@@ -14,6 +14,8 @@ from torch.nn.parallel.distributed import _MixedPrecision
 import minddp
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
+from tests.parity.compare import difference
+from tests.ranks import on_ranks
 from tests.surface.models import TwoLayers, batch
 
 
@@ -22,9 +24,18 @@ def torchs_rule(options: dict[str, Any]) -> int:
     return 2 if "static_graph" in options else 0 if "find_unused_parameters" in options else 1
 
 
-def averages(rank: int, options: dict[str, Any]) -> list[str]:
-    """Against a wrapper that finalizes by itself. Returns what is wrong."""
-    wrong = []
+@on_ranks(2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"find_unused_parameters": True},
+        {"static_graph": True},
+        {"gradient_as_bucket_view": True, "find_unused_parameters": True},
+    ],
+)
+def test_averages_are_there_when_it_is_finalized(rank: int, options: dict[str, Any]) -> None:
+    """As those of a wrapper that finalizes by itself."""
     ddp, plain = (minddp.DistributedDataParallel(TwoLayers(), **options) for _ in range(2))
     ddp.require_manual_backward_finalization = True
     for step in range(4):
@@ -33,32 +44,21 @@ def averages(rank: int, options: dict[str, Any]) -> list[str]:
         ddp.zero_grad()
         plain.zero_grad()
         output = ddp(batch(rank, step), both=both)
-        if ddp.should_finalize_after_backward != (step < torchs_rule(options)):
-            wrong.append(f"step {step}: should_finalize_after_backward")
+        assert ddp.should_finalize_after_backward == (step < torchs_rule(options)), step
         output.sum().backward()
-        if ddp._reducer.phase is not Phase.REDUCING:
-            wrong.append(f"step {step}: {ddp._reducer.phase}")
+        assert ddp._reducer.phase is Phase.REDUCING, step
         ddp.finalize_backward()
         plain(batch(rank, step), both=both).sum().backward()
         for (name, ours), theirs in zip(ddp.named_parameters(), plain.parameters(), strict=True):
-            if (ours.grad is None) != (theirs.grad is None):
-                wrong.append(f"step {step}: {name} has a gradient on one side")
-            elif ours.grad is not None and not torch.equal(ours.grad, theirs.grad):
-                wrong.append(f"step {step}: {name}")
-    return wrong
+            assert difference(theirs.grad, ours.grad) is None, f"step {step}: {name}"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}],
-)
-def test_averages_are_there_when_it_is_finalized(ranks, options: dict[str, Any]) -> None:
-    if "gradient_as_bucket_view" in options:
-        options = {**options, "find_unused_parameters": True}
-    assert ranks(2).run(averages, options) == [[], []]
+LOW = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float32)
 
 
-def within_backward(rank: int, options: dict[str, Any]) -> dict[str, bool]:
+@on_ranks(2)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"mixed_precision": LOW}])
+def test_an_optimizer_may_step_within_backward(rank: int, options: dict[str, Any]) -> None:
     """All gradients of the module have arrived, while backward has still to reach what came before it."""
     ddp = minddp.DistributedDataParallel(TwoLayers(), **options)
     ddp.require_manual_backward_finalization = True
@@ -81,28 +81,19 @@ def within_backward(rank: int, options: dict[str, Any]) -> dict[str, bool]:
         stepped.step()
         ddp.zero_grad()
         reference.zero_grad()
-    return {
-        "equal": all(map(torch.equal, ddp.parameters(), reference.parameters())),
-        "ended": sum(event.kind is EventKind.BACKWARD_END for event in events) == 3,
-        "input has its gradient": before.grad is not None,
-    }
+    assert all(map(torch.equal, ddp.parameters(), reference.parameters()))
+    assert sum(event.kind is EventKind.BACKWARD_END for event in events) == 3
+    assert before.grad is not None
 
 
-LOW = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float32)
-
-
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"mixed_precision": LOW}])
-def test_an_optimizer_may_step_within_backward(ranks, options: dict[str, Any]) -> None:
-    for seen in ranks(2).run(within_backward, options):
-        assert all(seen.values()), seen
-
-
-def forgotten(rank: int) -> list[str]:
-    messages = []
+@on_ranks(2)
+def test_what_is_not_finalized_is_noticed(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     ddp.require_manual_backward_finalization = True
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    with pytest.raises(RuntimeError) as nothing:
+    with pytest.raises(
+        RuntimeError, match=r"finalize_backward\(\) called but no gradient reduction requires final"
+    ):
         ddp.finalize_backward()
     ddp(batch(rank))
     ddp.require_manual_backward_finalization = True  # which it is
@@ -111,24 +102,17 @@ def forgotten(rank: int) -> list[str]:
     ddp(batch(rank)).sum().backward()
     before = [param.detach().clone() for param in ddp.parameters()]
     for act in (optimizer.step, lambda: ddp(batch(rank))):
-        with pytest.raises(RuntimeError) as raised:
+        with pytest.raises(
+            RuntimeError, match="Expected to have finalized the prior backward pass before"
+        ) as raised:
             act()
-        messages.append(str(raised.value))
+        assert ddp._get_ddp_logging_data()["error"] == str(raised.value)
     assert all(map(torch.equal, before, ddp.parameters()))
-    messages.append(ddp._get_ddp_logging_data()["error"])
     ddp.finalize_backward()
     optimizer.step()
     ddp.require_manual_backward_finalization = False
     ddp(batch(rank)).sum().backward()
     optimizer.step()
-    return [str(nothing.value), *messages]
-
-
-def test_what_is_not_finalized_is_noticed(ranks) -> None:
-    nothing, step, forward, noted = ranks(2).run(forgotten)[0]
-    assert "finalize_backward() called but no gradient reduction requires finalization" in nothing
-    assert step == forward == noted
-    assert "Expected to have finalized the prior backward pass before starting a new one" in noted
 
 
 def rules_of(make: Any, options: dict[str, Any]) -> list[Any]:
@@ -169,12 +153,9 @@ def rules_of(make: Any, options: dict[str, Any]) -> list[Any]:
     return seen
 
 
-def side_by_side(rank: int, options: dict[str, Any]) -> list[list[Any]]:
-    return [rules_of(make, options) for make in (TorchDDP, minddp.DistributedDataParallel)]
-
-
+@on_ranks(1)
 @pytest.mark.skipif(not hasattr(TorchDDP, "finalize_backward"), reason="the model is torch 2.15's class")
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
-def test_the_rules_are_torchs(ranks, options: dict[str, Any]) -> None:
-    theirs, ours = ranks(1).run(side_by_side, options)[0]
+def test_the_rules_are_torchs(rank: int, options: dict[str, Any]) -> None:
+    theirs, ours = [rules_of(make, options) for make in (TorchDDP, minddp.DistributedDataParallel)]
     assert theirs == ours

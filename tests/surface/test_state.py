@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import minddp
 from minddp.comm_hooks import GradBucket
 from minddp.core.plan import plan_from_readiness
+from tests.ranks import of_all_ranks, on_ranks
 from tests.surface.models import Normed, TwoLayers, batch
 
 WRAPPERS = (TorchDDP, minddp.DistributedDataParallel)
@@ -57,7 +58,17 @@ SETTINGS = (
 # ------------------------------------------------------------------ settings
 
 
-def settings(rank: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+@on_ranks(2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bucket_cap_mb": 2, "gradient_as_bucket_view": True, "forward_sync_buffers": False},
+        {"bucket_cap_mb_list": [1, 3], "batched_grad_copy": True, "static_graph": True},
+        {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},
+    ],
+)
+def test_settings_are_torchs(rank: int, options: dict[str, Any]) -> None:
     results = []
     for wrapper in WRAPPERS:
         ddp = wrapper(Normed(), **options)
@@ -70,55 +81,36 @@ def settings(rank: int, options: dict[str, Any]) -> list[dict[str, Any]]:
             ddp(batch(rank, step)).sum().backward()
         results[-1]["rebuilt"] = ddp._has_rebuilt_buckets
         results[-1]["initialised"] = ddp._lazy_init_ran
-    return results
+    theirs, ours = results
+    assert ours == theirs
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"bucket_cap_mb": 2, "gradient_as_bucket_view": True, "forward_sync_buffers": False},
-        {"bucket_cap_mb_list": [1, 3], "batched_grad_copy": True, "static_graph": True},
-        {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},
-    ],
-)
-def test_settings_are_torchs(ranks, options: dict[str, Any]) -> None:
-    for theirs, ours in ranks(2).run(settings, options):
-        assert ours == theirs
-
-
-def assignments(rank: int) -> dict[str, bool]:
-    """Attributes that others set: each has its effect."""
-    seen = {}
+@on_ranks(2)
+def test_what_others_assign_has_effect(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Normed())
     ddp.require_backward_grad_sync = False
     ddp(batch(rank)).sum().backward()
     mine = ddp.module.layer.weight.grad.clone()
     both = [torch.empty_like(mine) for _ in range(2)]
     dist.all_gather(both, mine)
-    seen["gradients stay local"] = not torch.equal(*both)
+    assert not torch.equal(*both), "gradients stay local"
     ddp.require_backward_grad_sync = True
     ddp.require_forward_param_sync = True
     ddp.module.norm.running_mean.fill_(rank + 5)
     ddp.eval()
     ddp(batch(rank))
-    seen["buffers are synchronised"] = ddp.module.norm.running_mean.tolist() == [5.0] * 4
+    assert ddp.module.norm.running_mean.tolist() == [5.0] * 4
     for name in ("forward_sync_buffers", "broadcast_buffers"):
         setattr(ddp, name, False)
-        seen[f"{name} can be switched off"] = not ddp.will_sync_module_buffers()
+        assert not ddp.will_sync_module_buffers(), name
         setattr(ddp, name, True)
-    return seen
-
-
-def test_what_others_assign_has_effect(ranks) -> None:
-    for seen in ranks(2).run(assignments):
-        assert all(seen.values()), seen
 
 
 # ------------------------------------------------------------------ names and ignored parameters
 
 
-def names(rank: int) -> list[Any]:
+@on_ranks(2)
+def test_parameters_and_buffers_are_named_and_ignored_as_in_torch(rank: int) -> None:
     results = []
     for wrapper in WRAPPERS:
         module = nn.Sequential(TwoLayers(), Normed(), nn.Embedding(3, 4, sparse=True))
@@ -147,48 +139,35 @@ def names(rank: int) -> list[Any]:
     # Torch leaves out none of them if asked for names.
     managed = [name for name, _ in ddp._get_data_parallel_params(module, named_params=True)]
     assert managed == [name for name, _ in module.named_parameters() if name != "0.first.bias"]
-    return results
-
-
-def test_parameters_and_buffers_are_named_and_ignored_as_in_torch(ranks) -> None:
-    for theirs, ours in ranks(2).run(names):
-        assert ours == theirs
+    theirs, ours = results
+    assert ours == theirs
 
 
 # ------------------------------------------------------------------ buffers
 
 
-def buffers(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_buffers_can_be_synchronised_by_hand(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Normed())
-    mean = ddp.module.norm.running_mean
-    seen = []
-
-    def disturbed() -> None:
-        mean.fill_(rank + 1)
-
-    disturbed()
+    mean = ddp.module.norm.running_mean.fill_(rank + 1)
     ddp._sync_buffers()
-    seen.append(mean.tolist() == [1.0] * 4)
-    disturbed()
+    assert mean.tolist() == [1.0] * 4
+    mean.fill_(rank + 1)
     ddp._default_broadcast_coalesced(authoritative_rank=1)
-    seen.append(mean.tolist() == [2.0] * 4)
+    assert mean.tolist() == [2.0] * 4
     tensor = torch.full((3,), float(rank))
     ddp._distributed_broadcast_coalesced([tensor], 100, 1)
-    seen.append(tensor.tolist() == [1.0] * 3)
+    assert tensor.tolist() == [1.0] * 3
     ddp.module.norm.running_mean = torch.zeros(4)
     ddp._sync_buffers()
-    seen.append(ddp.modules_buffers[0] is ddp.module.norm.running_mean)
-    return seen
-
-
-def test_buffers_can_be_synchronised_by_hand(ranks) -> None:
-    assert ranks(2).run(buffers) == [[True] * 4] * 2
+    assert ddp.modules_buffers[0] is ddp.module.norm.running_mean
 
 
 # ------------------------------------------------------------------ the reducer
 
 
-def armed_by_hand(rank: int) -> bool:
+@on_ranks(2)
+def test_backward_can_be_armed_by_hand(rank: int) -> None:
     """Accelerate, Lightning, torch's pipelining: a backward is synchronised whose forward was not."""
     grads = []
     for wrapper in WRAPPERS:
@@ -202,14 +181,11 @@ def armed_by_hand(rank: int) -> bool:
             rebuilds = ddp.reducer._rebuild_buckets()
             assert rebuilds == (step == 0)
         grads.append([param.grad for param in ddp.parameters()])
-    return all(map(torch.equal, *grads))
+    assert all(map(torch.equal, *grads))
 
 
-def test_backward_can_be_armed_by_hand(ranks) -> None:
-    assert ranks(2).run(armed_by_hand) == [True, True]
-
-
-def used_maps(rank: int) -> list[list[list[int]]]:
+@on_ranks(2)
+def test_the_used_map_is_complete_after_backward(rank: int) -> None:
     results = []
     for wrapper in WRAPPERS:
         ddp = wrapper(TwoLayers(), find_unused_parameters=True)
@@ -217,139 +193,106 @@ def used_maps(rank: int) -> list[list[list[int]]]:
         for step in range(3):
             ddp(batch(rank, step), both=(step + rank) % 2 == 0).sum().backward()
             results[-1].append(ddp.reducer._get_local_used_map().tolist())
-    return results
+    theirs, ours = results
+    assert ours == theirs == [[2, 2, 1, 1]] * 3
 
 
-def test_the_used_map_is_complete_after_backward(ranks) -> None:
-    for theirs, ours in ranks(2).run(used_maps):
-        assert ours == theirs == [[2, 2, 1, 1]] * 3
-
-
-def unused_is_not_counted(rank: int) -> bool:
+@on_ranks(2)
+def test_without_find_unused_parameters_usage_is_not_counted(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
-    return ddp.reducer._get_local_used_map() is None
+    assert ddp.reducer._get_local_used_map() is None
 
 
-def test_without_find_unused_parameters_usage_is_not_counted(ranks) -> None:
-    assert ranks(2).run(unused_is_not_counted) == [True, True]
-
-
-def sums(rank: int) -> list[float]:
+@on_ranks(2)
+def test_the_plain_hook_sums_in_place(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     [reduced] = ddp._reducer.buckets
     bucket = GradBucket(reduced, is_last=True)
     bucket.buffer().fill_(rank + 1)
     [total] = ddp.reducer._run_allreduce_hook(bucket).wait()
-    return [total.min().item(), bucket.buffer().max().item()]
+    assert [total.min().item(), bucket.buffer().max().item()] == [3.0, 3.0]
 
 
-def test_the_plain_hook_sums_in_place(ranks) -> None:
-    assert ranks(2).run(sums) == [[3.0, 3.0]] * 2
-
-
-def futures(rank: int) -> bool:
-    """The end of backward waits for what others have installed."""
+@on_ranks(2)
+def test_backward_waits_for_installed_futures(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     tensor = torch.ones(1 << 16)
     ddp.reducer._install_post_backward_futures([ddp.process_group.allreduce([tensor]).get_future()])
     ddp(batch(rank)).sum().backward()
-    return bool((tensor == 2).all())
+    assert (tensor == 2).all()
 
 
-def test_backward_waits_for_installed_futures(ranks) -> None:
-    assert ranks(2).run(futures) == [True, True]
-
-
-def static_by_hand(rank: int) -> dict[str, Any]:
-    results: dict[str, Any] = {}
+@on_ranks(2)
+def test_a_graph_can_be_declared_static(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers(), find_unused_parameters=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ddp._set_static_graph()
         ddp._set_static_graph()
-    results["warnings"] = [str(warning.message) for warning in caught]
-    results["static"] = ddp.static_graph, ddp._get_ddp_logging_data()["static_graph"]
+    texts = [str(warning.message) for warning in caught]
+    assert ["find_unused_parameters=true" in text for text in texts] == [True, False]
+    assert "no need to set it again" in texts[1]
+    assert (ddp.static_graph, ddp._get_ddp_logging_data()["static_graph"]) == (True, 1)
     ddp(batch(rank), both=False).sum().backward()
     before = ddp.module.first.weight.grad.clone()
     ddp.reducer._delay_all_reduce()  # it has happened
-    results["once"] = torch.equal(before, ddp.module.first.weight.grad)
-    results["unused"] = ddp.module.second.weight.grad is None
-    return results
+    assert torch.equal(before, ddp.module.first.weight.grad)
+    assert ddp.module.second.weight.grad is None
 
 
-def test_a_graph_can_be_declared_static(ranks) -> None:
-    for results in ranks(2).run(static_by_hand):
-        assert ["find_unused_parameters=true" in text for text in results["warnings"]] == [True, False]
-        assert "no need to set it again" in results["warnings"][1]
-        assert results["static"] == (True, 1)
-        assert (results["once"], results["unused"]) == (True, True)
-
-
-def removed(rank: int) -> bool:
+@on_ranks(2)
+def test_without_hooks_gradients_stay_local(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     ddp._remove_autograd_hooks()
     ddp(batch(rank)).sum().backward()
     plain = TwoLayers()
     plain(batch(rank)).sum().backward()
     ddp(batch(rank))
-    return torch.equal(ddp.module.first.weight.grad, plain.first.weight.grad)
-
-
-def test_without_hooks_gradients_stay_local(ranks) -> None:
-    assert ranks(2).run(removed) == [True, True]
+    assert torch.equal(ddp.module.first.weight.grad, plain.first.weight.grad)
 
 
 # ------------------------------------------------------------------ another group
 
 
-def another_group(rank: int) -> dict[str, Any]:
+@on_ranks(2)
+def test_the_group_can_shrink_and_grow(rank: int) -> None:
     pair, alone = dist.new_group([0, 1]), dist.new_group([0])
     ddp = minddp.DistributedDataParallel(TwoLayers())
     for step in range(2):
         ddp(batch(rank, step)).sum().backward()
-    rebuilt_before = ddp._has_rebuilt_buckets
+    assert ddp._has_rebuilt_buckets
     ddp._update_process_group(alone)
-    results = {
-        "rebuilt": (rebuilt_before, ddp._has_rebuilt_buckets),
-        "group": ddp.process_group is (alone if rank == 0 else dist.group.WORLD),
-    }
+    assert not ddp._has_rebuilt_buckets
+    assert ddp.process_group is (alone if rank == 0 else dist.group.WORLD)
     if rank == 0:
         ddp.zero_grad()
         ddp(batch(0)).sum().backward()
         plain = TwoLayers()
         plain(batch(0)).sum().backward()
-        results["alone"] = torch.equal(ddp.module.first.weight.grad, plain.first.weight.grad)
+        assert torch.equal(ddp.module.first.weight.grad, plain.first.weight.grad)
     ddp._update_process_group(pair)
     ddp.zero_grad()
     ddp(batch(rank)).sum().backward()
     gathered = [torch.empty(4, 4) for _ in range(2)]
     dist.all_gather(gathered, ddp.module.first.weight.grad)
-    results["together"] = torch.equal(*gathered)
-    return results
+    assert torch.equal(*gathered)
 
 
-def test_the_group_can_shrink_and_grow(ranks) -> None:
-    for results in ranks(2).run(another_group):
-        assert results["rebuilt"] == (True, False)
-        assert [results["group"], results["together"], results.get("alone", True)] == [True] * 3
-
-
-def moved_with_a_hook(rank: int) -> tuple[str | None, bool]:
+@on_ranks(2)
+def test_the_guard_of_another_group_knows_the_hook(rank: int) -> None:
+    """It reported the replicas of local SGD, which differ on purpose."""
     ddp = minddp.DistributedDataParallel(TwoLayers())
     state = PostLocalSGDState(None, None, start_localSGD_iter=2)
     ddp.register_comm_hook(state, post_localSGD_hook)
     ddp.move_to_group(dist.new_group([0, 1]))
     drift = ddp.guard.checks["drift"]
-    return drift._hook, drift._is_over
+    assert drift._hook == "post_localSGD_hook"
+    assert drift._is_over
 
 
-def test_the_guard_of_another_group_knows_the_hook(ranks) -> None:
-    """It reported the replicas of local SGD, which differ on purpose."""
-    assert ranks(2).run(moved_with_a_hook) == [("post_localSGD_hook", True)] * 2
-
-
-def moved_with_other_buckets(rank: int) -> tuple[bool, bool]:
-    """True if gradients and plans are equal after the move. Rank 0 has rebuilt its one bucket, rank 1 has not."""
+@on_ranks(2)
+def test_ranks_that_differ_in_their_buckets_begin_anew_in_another_group(rank: int) -> None:
+    """A rank may leave while rank 0 broadcasts the order: rank 0 has rebuilt its one bucket, rank 1 has not."""
     ddp = minddp.DistributedDataParallel(TwoLayers())
     if rank == 0:
         specs, store = ddp.plan.params, ddp._reducer.store
@@ -361,12 +304,8 @@ def moved_with_other_buckets(rank: int) -> tuple[bool, bool]:
     grads: list[Any] = [None, None]
     dist.all_gather_object(grads, ([param.grad for param in ddp.parameters()], ddp.plan))
     (ours, our_plan), (theirs, their_plan) = grads
-    return all(map(torch.equal, ours, theirs)), our_plan == their_plan
-
-
-def test_ranks_that_differ_in_their_buckets_begin_anew_in_another_group(ranks) -> None:
-    """A rank may leave while rank 0 broadcasts the order. Buckets of equal size were added up all the same."""
-    assert ranks(2).run(moved_with_other_buckets) == [(True, True)] * 2
+    assert all(map(torch.equal, ours, theirs))
+    assert our_plan == their_plan
 
 
 def own_average(_state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -374,8 +313,11 @@ def own_average(_state: None, bucket: GradBucket) -> torch.futures.Future[torch.
     return dist.all_reduce(buffer, async_op=True).get_future().then(lambda future: future.value()[0])
 
 
-def moved_from_a_stuck_group(rank: int, hooked: bool, options: dict[str, Any]) -> list[float]:
-    """A gradient of each step after the move; the old transport must be free then."""
+@on_ranks(2)
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"check_finite": True}], ids=repr)
+def test_a_group_that_is_stuck_is_left_behind(rank: int, hooked: bool, options: dict[str, Any]) -> None:
+    """With a hook each launch raised again. The old transport must be free."""
     ddp = minddp.DistributedDataParallel(TwoLayers(), process_group=dist.new_group([0, 1]), **options)
     if hooked:
         ddp.register_comm_hook(None, own_average)
@@ -391,16 +333,8 @@ def moved_from_a_stuck_group(rank: int, hooked: bool, options: dict[str, Any]) -
         seen.append(ddp.module.first.weight.grad.sum().item())
     gc.collect()
     assert [ref() for ref in old] == [None, None]
-    return seen
-
-
-@pytest.mark.parametrize("hooked", [False, True])
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"check_finite": True}], ids=repr)
-def test_a_group_that_is_stuck_is_left_behind(ranks, hooked: bool, options: dict[str, Any]) -> None:
-    """With a hook each launch raised again."""
-    first, second = ranks(2).run(moved_from_a_stuck_group, hooked, options)
-    assert first == second
-    assert len(set(first)) > 1
+    assert of_all_ranks(seen) == [seen] * 2
+    assert len(set(seen)) > 1
 
 
 # ------------------------------------------------------------------ copies, and being the active module
@@ -413,14 +347,14 @@ def kept_hook(state: str, buffers: dict[str, torch.Tensor]) -> None:
     hooked.append((state, id(buffers["norm.running_mean"])))
 
 
-def copies(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_copies_have_a_reducer_and_a_logger_of_their_own(rank: int) -> None:
     def local_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         return group.allreduce([bucket.buffer()]).get_future()
 
     ddp = minddp.DistributedDataParallel(Normed(), find_unused_parameters=True)
     ddp.register_comm_hook(ddp.process_group, local_hook)  # cannot be pickled, and need not
     ddp(batch(rank)).sum().backward()
-    seen = []
     ddp.register_buffer_hook("means", kept_hook)  # which torch lets a copy keep
     for twin in (copy.deepcopy(ddp), pickle.loads(pickle.dumps(ddp))):
         twin.zero_grad()
@@ -428,14 +362,10 @@ def copies(rank: int) -> list[bool]:
         for step in range(2):
             twin(batch(rank, step)).sum().backward()
         data = twin._get_ddp_logging_data()
-        seen.append(twin.reducer is not ddp.reducer and twin.logger is not ddp.logger)
-        seen.append((data["iteration"], data["module_name"]) == (1, "Normed"))
-        seen.append(hooked == [("means", id(twin.module.norm.running_mean))] * 2)
-    return seen
-
-
-def test_copies_have_a_reducer_and_a_logger_of_their_own(ranks) -> None:
-    assert ranks(2).run(copies) == [[True] * 6] * 2
+        assert twin.reducer is not ddp.reducer
+        assert twin.logger is not ddp.logger
+        assert (data["iteration"], data["module_name"]) == (1, "Normed")
+        assert hooked == [("means", id(twin.module.norm.running_mean))] * 2
 
 
 class Asks(nn.Module):
@@ -462,37 +392,25 @@ class Asks(nn.Module):
         )
 
 
-def active(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_the_module_whose_forward_runs_is_the_active_one(rank: int) -> None:
     inner = minddp.DistributedDataParallel(Asks())
     outer = minddp.DistributedDataParallel(Asks(inner))
     outer(batch(rank))
-    outside = outer.module.active()
+    assert outer.module.seen == [(outer,) * 3] * 2
+    assert inner.module.seen == [(inner,) * 3]
+    assert outer.module.active() == (None,) * 3
     with outer._inside_ddp_forward():
-        inside = outer.module.active()
-    return [
-        outer.module.seen == [(outer,) * 3] * 2,
-        inner.module.seen == [(inner,) * 3],
-        outside == (None,) * 3,
-        inside == (outer,) * 3,
-    ]
+        assert outer.module.active() == (outer,) * 3
 
 
-def test_the_module_whose_forward_runs_is_the_active_one(ranks) -> None:
-    assert ranks(2).run(active) == [[True] * 4] * 2
-
-
-def old_helpers(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_old_helpers(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     ddp._set_ddp_sink_clone(False)
     output = ddp(batch(rank))
     output += 1  # outputs may be modified in place
     output.sum().backward()
-    return [
-        ddp.train() is ddp,
-        ddp.to_kwargs((torch.ones(2),), {"key": 1}, 0)[1] == ({"key": 1},),
-        ddp._ddp_sink_clone is False,
-    ]
-
-
-def test_old_helpers(ranks) -> None:
-    assert ranks(2).run(old_helpers) == [[True] * 3] * 2
+    assert ddp.train() is ddp
+    assert ddp.to_kwargs((torch.ones(2),), {"key": 1}, 0)[1] == ({"key": 1},)
+    assert ddp._ddp_sink_clone is False

@@ -11,14 +11,15 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from minddp.transport import Transport, open_transport
+from minddp.transport import Transport, hierarchical, open_transport
 from minddp.transport.hierarchical import connect_hosts
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import SharedMemoryTransport
@@ -58,6 +59,13 @@ def opened_on(letters: str, group: dist.ProcessGroup | None = None) -> Transport
     """As if the ranks of `group` were on hosts of these names."""
     over_group = ProcessGroupTransport(group or default_group())
     return connect_hosts(over_group, CPU, lambda: letters[over_group.rank])
+
+
+def pretended_host(name: str) -> AbstractContextManager[object]:
+    """Within, this rank is on the host of that name to `open_transport("hierarchical")`."""
+    return mock.patch.object(
+        hierarchical, "connect_hosts", lambda group, device: connect_hosts(group, device, lambda: name)
+    )
 
 
 def ones(transport: Transport, numel: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 
 import minddp
 from minddp.transport.process_group import ProcessGroupTransport
+from tests.ranks import on_ranks
 
 
 def test_the_end_is_within_destroy_process_group() -> None:
@@ -50,40 +51,30 @@ def _began_after(before: list[threading.Thread]) -> set[str]:
     return {thread.name.partition("/")[0] for thread in threading.enumerate() if thread not in before}
 
 
-def _destroy(rank: int, transport: str) -> tuple[set[str], set[str], list[float]]:
-    """Names of threads before and after, and an average that is taken after."""
-    before = threading.enumerate()
-    group = dist.new_group([0, 1])
-    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1), process_group=group, transport=transport)
-    ddp(torch.ones(1, 1)).sum().backward()
-    during = _began_after(before)
-    dist.destroy_process_group(group)
-    after = _began_after(before)
-    ddp.zero_grad()
-    ddp(torch.full((1, 1), float(rank))).sum().backward()
-    return during, after, [param.grad.item() for param in ddp.parameters()]
-
-
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("transport", "threads"),
     [("auto", {"minddp shared memory", "minddp"}), ("process_group", {"minddp"})],
 )
-def test_threads_end_with_the_group(ranks, transport: str, threads: set[str]) -> None:
-    for during, after, grads in ranks(2).run(_destroy, transport):
-        assert during == threads
-        assert after == set()
-        assert grads == [0.5, 1.0]  # gloo still works, as for torch's wrapper
+def test_threads_end_with_the_group(rank: int, transport: str, threads: set[str]) -> None:
+    before = threading.enumerate()
+    group = dist.new_group([0, 1])
+    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1), process_group=group, transport=transport)
+    ddp(torch.ones(1, 1)).sum().backward()
+    assert _began_after(before) == threads
+    dist.destroy_process_group(group)
+    assert _began_after(before) == set()
+    ddp.zero_grad()
+    ddp(torch.full((1, 1), float(rank))).sum().backward()
+    grads = [param.grad.item() for param in ddp.parameters()]
+    assert grads == [0.5, 1.0]  # gloo still works, as for torch's wrapper
 
 
-def _destroy_all_but_keep(rank: int) -> set[str]:
+@on_ranks(2)
+def test_threads_of_another_group_live_on(rank: int) -> None:
     before = threading.enumerate()
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     ddps = [minddp.DistributedDataParallel(nn.Linear(1, 1), process_group=group) for group in groups]
     dist.destroy_process_group(groups[0])
     ddps[1](torch.ones(1, 1)).sum().backward()
-    return _began_after(before)
-
-
-def test_threads_of_another_group_live_on(ranks) -> None:
-    for threads in ranks(2).run(_destroy_all_but_keep):
-        assert threads == {"minddp shared memory", "minddp"}
+    assert _began_after(before) == {"minddp shared memory", "minddp"}

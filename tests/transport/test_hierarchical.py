@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import reduce
+from unittest import mock
 
 import pytest
 import torch
@@ -17,11 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import minddp
-from minddp.transport import Transport, hierarchical, open_transport
+from minddp.transport import Transport, open_transport
 from minddp.transport.hierarchical import (
     HierarchicalTransport,
     Hosts,
-    connect_hosts,
     hierarchical_transport,
     multi_host_communicator,
 )
@@ -34,8 +35,7 @@ from minddp.transport.shared_memory.addition_order import (
     reduce_in_order,
     ring_order,
 )
-from minddp.transport.shared_memory.shared_memory_transport import DTYPES
-from tests.ranks import RankFailure, RankPool
+from tests.ranks import RankFailure, RankPool, of_all_ranks, on_ranks
 from tests.transport.places import (
     CPU,
     Case,
@@ -47,6 +47,7 @@ from tests.transport.places import (
     mortal_ranks,
     ones,
     opened_on,
+    pretended_host,
     random_values,
 )
 
@@ -135,104 +136,57 @@ def test_sums_have_the_documented_bits_on_all_ranks(ranks: Ranks, letters: str) 
     search()
 
 
-def differs_from_flat_ring(rank: int, letters: str) -> bool:
+@on_ranks(4)
+def test_the_bits_are_not_the_flat_rings(rank: int) -> None:
     values = random_values(rank, 10_000, torch.float32, seed=0)
     flat = values.clone()
-    opened_on(letters).all_reduce(values).wait()
+    opened_on("aabb").all_reduce(values).wait()
     default_group().allreduce([flat]).wait()
-    return not torch.equal(values, flat)
+    assert not torch.equal(values, flat)
 
 
-def test_the_bits_are_not_the_flat_rings(ranks: Ranks) -> None:
-    assert ranks(4).run(differs_from_flat_ring, "aabb") == [True] * 4
-
-
-def sum_of_odd_tensors(rank: int, letters: str) -> list[str]:
-    """Tensors that are no whole segment; addition is exact in all of them. Those that came out wrong."""
-    transport, total = opened_on(letters), sum(range(1, len(letters) + 1))
-    shared = transport.allocate(100, torch.float32, CPU).copy_(torch.arange(100) * (rank + 1))
-    columns = (rank + 1) * torch.arange(12.0).view(3, 4).t()
-    leaf = torch.nn.Parameter(torch.full((5,), rank + 1.0))
-    sparse = (torch.eye(3) * (rank + 1)).to_sparse()
-    tensors = {
-        "a part": shared[10:20].view(2, 5),
-        "columns": columns,
-        "strided": torch.full((100,), rank + 1.0)[::2],
-        "one": torch.tensor([rank + 1]),
-        "empty": torch.empty(0),
-        "empty, allocated": transport.allocate(0, torch.float32, CPU),
-        "complex": torch.view_as_real(transport.allocate(4, torch.complex64, CPU).fill_((1 + 2j) * (rank + 1))),
-        "parameter": leaf,
-        "sparse": sparse,
-        **{str(dtype): torch.tensor([1, 0, 2], dtype=dtype) * (rank + 1) for dtype in DTYPES},
-    }
-    expected = {name: tensor.to_dense().detach() / (rank + 1) * total for name, tensor in tensors.items()}
-    for work in [transport.all_reduce(tensor) for tensor in tensors.values()]:
-        work.wait()
-    assert shared[20] == 20 * (rank + 1), "what is beside a part stays as it is"
-    sums = {name: tensor.to_dense() for name, tensor in tensors.items()}
-    return [name for name, summed in sums.items() if not summed.equal(expected[name].to(summed.dtype))]
-
-
-@pytest.mark.parametrize("letters", ["aabb", "aab"])
-def test_tensors_of_all_kinds_are_summed(ranks: Ranks, letters: str) -> None:
-    assert ranks(len(letters)).run(sum_of_odd_tensors, letters) == [[]] * len(letters)
-
-
-def broadcast_and_gather(rank: int) -> tuple[list[float], list[float]]:
+@on_ranks(3)
+def test_other_collectives_use_the_process_group(rank: int) -> None:
     transport = opened_on("aab")
     tensor = torch.tensor([float(rank)])
     gathered = [each.item() for each in transport.all_gather(tensor)]
     transport.broadcast(tensor, source=2).wait()
-    return gathered, tensor.tolist()
-
-
-def test_other_collectives_use_the_process_group(ranks: Ranks) -> None:
-    assert ranks(3).run(broadcast_and_gather) == [([0.0, 1.0, 2.0], [2.0])] * 3
+    assert gathered == [0.0, 1.0, 2.0]
+    assert tensor.tolist() == [2.0]
 
 
 # ---------------------------------------------------------------------- which transport
 
 
-def kind_of(rank: int, letters: str) -> tuple[str, float]:
-    transport = opened_on(letters)
-    tensor = ones(transport, 3)
-    transport.all_reduce(tensor).wait()
-    return type(transport).__name__, tensor.sum().item()
-
-
+@on_ranks(3)
 @pytest.mark.parametrize(
     ("letters", "kind"),
     [("aaa", SharedMemoryTransport), ("abc", ProcessGroupTransport), ("aba", HierarchicalTransport)],
 )
-def test_without_a_hierarchy_a_simpler_transport_is_used(ranks: Ranks, letters: str, kind: type) -> None:
-    assert ranks(3).run(kind_of, letters) == [(kind.__name__, 9.0)] * 3
-
-
-def kinds_by_default(rank: int) -> list[str]:
-    alone = [dist.new_group([member]) for member in range(2)][rank]
-    return [type(open_transport("hierarchical", group)).__name__ for group in (default_group(), alone)]
-
-
-def test_ranks_of_this_machine_are_on_one_host(ranks: Ranks) -> None:
-    assert ranks(2).run(kinds_by_default) == [["SharedMemoryTransport", "ProcessGroupTransport"]] * 2
-
-
-def sum_in_a_group_of_some(rank: int, members: list[int]) -> tuple[tuple[tuple[int, ...], ...], float] | None:
-    group = dist.new_group(members)
-    if rank not in members:
-        return None
-    transport = opened_on("aab", group)
-    tensor = torch.tensor([10.0**rank])
+def test_without_a_hierarchy_a_simpler_transport_is_used(rank: int, letters: str, kind: type) -> None:
+    transport = opened_on(letters)
+    tensor = ones(transport, 3)
     transport.all_reduce(tensor).wait()
-    return transport._communicator.hosts.ranks, tensor.item()
+    assert type(transport) is kind
+    assert tensor.sum().item() == 9.0
 
 
-def test_a_group_may_have_some_of_the_ranks(ranks: Ranks) -> None:
-    assert ranks(4).run(sum_in_a_group_of_some, [0, 1, 3]) == [(((0, 1), (2,)), 1011.0)] * 2 + [
-        None,
-        (((0, 1), (2,)), 1011.0),
-    ]
+@on_ranks(2)
+def test_ranks_of_this_machine_are_on_one_host(rank: int) -> None:
+    alone = [dist.new_group([member]) for member in range(2)][rank]
+    assert type(open_transport("hierarchical", default_group())) is SharedMemoryTransport
+    assert type(open_transport("hierarchical", alone)) is ProcessGroupTransport
+
+
+@on_ranks(4)
+def test_a_group_may_have_some_of_the_ranks(rank: int) -> None:
+    group = dist.new_group([0, 1, 3])
+    if rank != 2:
+        transport = opened_on("aab", group)
+        tensor = torch.tensor([10.0**rank])
+        transport.all_reduce(tensor).wait()
+        assert transport._communicator.hosts.ranks == ((0, 1), (2,))
+        assert tensor.item() == 1011.0
 
 
 def test_groups_and_devices_that_it_is_not_for_are_refused_with_a_remedy() -> None:
@@ -242,33 +196,7 @@ def test_groups_and_devices_that_it_is_not_for_are_refused_with_a_remedy() -> No
         open_transport("hierarchical", OwnAllReduce(0, 2), torch.device("cuda", 0))
 
 
-def open_with_obstacle(rank: int, obstacle: str) -> tuple[str, list[str]]:
-    """A rank cannot do something."""
-    opening = hierarchical_transport
-    saved = rendezvous._peer, opening.Lane, opening.CONNECT_TIMEOUT_S
-
-    def fail(*_: object) -> None:
-        raise (OSError if obstacle == "memory" else RuntimeError)("for no reason")
-
-    opening.CONNECT_TIMEOUT_S = 2.0
-    if rank == 1 and obstacle == "memory":
-        rendezvous._peer = fail
-    if rank == 0 and obstacle == "lane":
-        opening.Lane = fail
-    name = "" if obstacle == "system" and rank == 1 else "aab"[rank]
-    hierarchical.connect_hosts = lambda group, device: connect_hosts(group, device, lambda: name)
-    try:
-        with log_lines() as lines:
-            transport = open_transport("hierarchical", default_group())
-        tensor = ones(transport, 3)
-        transport.all_reduce(tensor).wait()
-        assert tensor.sum().item() == 9
-        return type(transport).__name__, lines
-    finally:
-        rendezvous._peer, opening.Lane, opening.CONNECT_TIMEOUT_S = saved
-        hierarchical.connect_hosts = connect_hosts
-
-
+@on_ranks(3)
 @pytest.mark.parametrize(
     ("obstacle", "reason"),
     [
@@ -277,13 +205,25 @@ def open_with_obstacle(rank: int, obstacle: str) -> tuple[str, list[str]]:
         ("lane", "rank 0 cannot connect to the other hosts: for no reason"),
     ],
 )
-def test_all_ranks_fall_back_together_and_one_logs_the_reason(ranks: Ranks, obstacle: str, reason: str) -> None:
-    results = ranks(3).run(open_with_obstacle, obstacle)
-    assert [name for name, _ in results] == ["ProcessGroupTransport"] * 3
-    [line] = results[0][1]
-    assert line.startswith("WARNING")
-    assert reason in line
-    assert results[1][1] == results[2][1] == []
+def test_all_ranks_fall_back_together_and_one_logs_the_reason(rank: int, obstacle: str, reason: str) -> None:
+    name = "" if obstacle == "system" and rank == 1 else "aab"[rank]
+    with (
+        mock.patch.object(hierarchical_transport, "CONNECT_TIMEOUT_S", 2.0),
+        mock.patch.object(rendezvous, "_peer", side_effect=OSError("for no reason"))
+        if (rank, obstacle) == (1, "memory")
+        else nullcontext(),
+        mock.patch.object(hierarchical_transport, "Lane", side_effect=RuntimeError("for no reason"))
+        if (rank, obstacle) == (0, "lane")
+        else nullcontext(),
+        pretended_host(name),
+        log_lines() as lines,
+    ):
+        transport = open_transport("hierarchical", default_group())
+    tensor = ones(transport, 3)
+    transport.all_reduce(tensor).wait()
+    assert tensor.sum().item() == 9
+    assert type(transport) is ProcessGroupTransport
+    assert [(line.startswith("WARNING"), reason in line) for line in lines] == ([(True, True)] if rank == 0 else [])
 
 
 # ---------------------------------------------------------------------- dying
@@ -354,31 +294,21 @@ def test_a_stopped_rank_is_named_with_its_host_at_the_time_limit() -> None:
 # ---------------------------------------------------------------------- beneath the wrapper
 
 
-def train(rank: int, letters: str) -> tuple[str, list[float], bool]:
-    """Two steps of a small model over each transport: which it was, the weights, and how near they are."""
-    hierarchical.connect_hosts = lambda group, device: connect_hosts(group, device, lambda: letters[rank])
+@on_ranks(3)
+def test_training_keeps_the_ranks_equal_and_comes_out_as_over_the_process_group(rank: int) -> None:
     weights = []
-    try:
-        for kind in ("process_group", "hierarchical"):
-            torch.manual_seed(0)
-            model = torch.nn.Sequential(torch.nn.Linear(50, 70), torch.nn.Tanh(), torch.nn.Linear(70, 3))
+    for kind in ("process_group", "hierarchical"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(50, 70), torch.nn.Tanh(), torch.nn.Linear(70, 3))
+        with pretended_host("aab"[rank]):
             ddp = minddp.DistributedDataParallel(model, transport=kind, bucket_cap_mb=0.01)
-            for step in range(2):
-                inputs = random_values(rank, 200, torch.float32, step).view(4, 50)
-                ddp(inputs).square().mean().backward()
-                with torch.no_grad():
-                    for param in model.parameters():
-                        param -= 0.1 * param.grad
-            weights.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
-    finally:
-        hierarchical.connect_hosts = connect_hosts
-    over_group, over_hosts = weights
-    is_near = torch.allclose(over_group, over_hosts, rtol=1e-4, atol=1e-6)
-    return type(ddp._transport._transport).__name__, over_hosts.tolist(), is_near
-
-
-def test_training_keeps_the_ranks_equal_and_comes_out_as_over_the_process_group(ranks: Ranks) -> None:
-    results = ranks(3).run(train, "aab")
-    assert {kind for kind, _, _ in results} == {"HierarchicalTransport"}
-    assert results[0][1] == results[1][1] == results[2][1]
-    assert all(is_near for _, _, is_near in results)
+        for step in range(2):
+            inputs = random_values(rank, 200, torch.float32, step).view(4, 50)
+            ddp(inputs).square().mean().backward()
+            with torch.no_grad():
+                for param in model.parameters():
+                    param -= 0.1 * param.grad
+        weights.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
+    assert type(ddp._transport._transport) is HierarchicalTransport
+    assert all(torch.equal(weights[1], of_rank) for of_rank in of_all_ranks(weights[1]))
+    assert torch.allclose(*weights, rtol=1e-4, atol=1e-6)

@@ -1,6 +1,6 @@
-"""The NCCL transport against stand-ins: what is called in which order, what is fenced, and what ends it.
+"""The NCCL transport against a stand-in: what is called, in which order, and what ends it.
 
-With NCCL itself and a GPU: tests/gpu/.
+What it fences, and its values: tests/simulated_device. With NCCL itself and a GPU: tests/gpu/.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import datetime
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +24,9 @@ from minddp.transport.nccl.communicator import Communicator
 from minddp.transport.nccl.nccl_transport import call_on_device
 from minddp.transport.nccl.unique_id import share_unique_id
 from minddp.transport.process_group import ProcessGroupTransport
-from tests.transport.fake_gpu import FLOAT32, FakeGpu, FakeNccl
 
 CPU = torch.device("cpu")
+FLOAT32 = 7  # NCCL's own number
 
 
 class Group:
@@ -40,189 +41,189 @@ def init_without_backend(transport: ProcessGroupTransport, group: Any) -> None:
     transport.rank, transport.world_size, transport.store = group.rank, group.world_size, group.store
 
 
-class Ranks:
-    """`world_size` transports over one FakeNccl; `run(fn)` calls `fn(rank)` in a thread for each."""
+class Stream:
+    """Notes what it is asked for, in order. All of it is done once the device is idle."""
 
-    def __init__(self, world_size: int, monkeypatch: pytest.MonkeyPatch, limit_s: float = 60.0):
-        self.gpus = [FakeGpu() for _ in range(world_size)]
-        self.nccl = FakeNccl(self.gpus)
-        self.transports: list[NcclTransport] = []
+    def __init__(self, gpu: FakeGpu, number: int):
+        self.gpu, self.cuda_stream = gpu, number
+        self.asked: list[str] = []
+
+    def record_event(self) -> SimpleNamespace:
+        self.asked.append("record")
+        return SimpleNamespace(query=lambda: self.gpu.is_idle)
+
+    def wait_event(self, _event: object) -> None:
+        self.asked.append("wait")
+
+
+class FakeGpu:
+    """Stands in for `torch.cuda`, for `cupy.cuda.nccl`, and for its communicator."""
+
+    NCCL_SUM, NCCL_FLOAT32 = 0, FLOAT32
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.streams: list[Stream] = []
+        self.current = self.new_stream()
+        self.is_idle = self.is_capturing = False
+        self.calls: list[tuple[Any, ...]] = []
+        self.kept: list[tuple[int, int]] = []  # (address, stream) of `record_stream`
+        self.refuses = self.async_error = self.ended_by = ""
+        monkeypatch.setattr(torch.cuda, "Stream", self.new_stream)
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: self.current)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+        monkeypatch.setattr(
+            torch.Tensor, "record_stream", lambda tensor, s: self.kept.append((tensor.data_ptr(), s.cuda_stream))
+        )
         monkeypatch.setattr(ProcessGroupTransport, "__init__", init_without_backend)
         monkeypatch.setattr(ProcessGroupTransport, "all_reduce", lambda *_: "the group's work")
-        for rank, gpu in enumerate(self.gpus):
-            gpu.install(monkeypatch)
-            handle = self.nccl.NcclCommunicator(world_size, bytes(128), rank)
-            link = Communicator(handle, CPU, contextlib.nullcontext, limit_s)
-            self.transports.append(NcclTransport(Group(rank, world_size), self.nccl, link))  # type: ignore[arg-type]
-        self._here = threading.local()
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: self._gpu().current)
-        monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream.gpu.stream(stream))
 
-    def _gpu(self) -> FakeGpu:
-        return self.gpus[getattr(self._here, "rank", 0)]
+    def new_stream(self, _device: object = None) -> Stream:
+        self.streams.append(Stream(self, len(self.streams)))
+        return self.streams[-1]
 
-    def run(self, fn: Callable[[int], Any]) -> list[Any]:
-        results: dict[int, Any] = {}
+    @contextlib.contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
 
-        def body(rank: int) -> None:
-            self._here.rank = self.nccl.here.rank = rank
-            results[rank] = fn(rank)
+    def transport(self, limit_s: float = 60.0) -> NcclTransport:
+        link = Communicator(self, CPU, contextlib.nullcontext, limit_s)
+        return NcclTransport(Group(0, 1), self, link)  # type: ignore[arg-type]
 
-        threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(len(self.gpus))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return [results[rank] for rank in range(len(self.gpus))]
+    def _call(self, name: str, source: int, target: int, *arguments: int) -> None:
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+        assert source == target, "in place"
+        self.calls.append((name, *arguments))
+        self.streams[arguments[-1]].asked.append("kernel")
+
+    def allReduce(self, *arguments: int) -> None:
+        self._call("allReduce", *arguments)
+
+    def broadcast(self, *arguments: int) -> None:
+        self._call("broadcast", *arguments)
+
+    def allGather(self, *arguments: int) -> None:
+        self.calls.append(("allGather", *arguments))
+
+    def check_async_error(self) -> None:
+        if self.async_error:
+            raise RuntimeError(self.async_error)
+
+    def abort(self) -> None:
+        self.ended_by = "abort"
+
+    def destroy(self) -> None:
+        self.ended_by = "destroy"
 
 
-@pytest.fixture(autouse=True)
-def _threads_look_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(communicator, "CHECK_EVERY_S", 3600.0)  # tests call check() themselves
+    return FakeGpu(monkeypatch)
 
 
-# ------------------------------------------------------------------ fences and calls
+# ------------------------------------------------------------------ calls
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_sum_is_of_what_was_asked_for_before_and_read_after(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In whatever order streams run: pack, all-reduce, unpack. Two buckets, the second packed meanwhile."""
-    ranks = Ranks(2, monkeypatch)
-
-    def step(rank: int) -> list[list[float]]:
-        gpu, link = ranks.gpus[rank], ranks.transports[rank]
-        buckets = [torch.zeros(3), torch.zeros(5)]
-        results = [torch.zeros(3), torch.zeros(5)]
-        works = []
-        for number, bucket in enumerate(buckets):
-            gpu.current.enqueue(lambda b=bucket, n=number: b.fill_(10 * n + rank + 1))
-            works.append(link.all_reduce(bucket))
-        for work, bucket, result in zip(works, buckets, results, strict=True):
-            work.wait()
-            gpu.current.enqueue(lambda b=bucket, r=result: r.copy_(b))
-        gpu.run(seed)
-        return [result.tolist() for result in results]
-
-    for results in ranks.run(step):
-        assert results == [[3.0] * 3, [23.0] * 5]
+def test_an_all_reduce_is_one_call_in_place_on_a_stream_of_its_own(gpu: FakeGpu) -> None:
+    link, bucket = gpu.transport(), torch.ones(6)
+    work = link.all_reduce(bucket)
+    own = link._communicator.stream
+    assert own is not gpu.current
+    assert gpu.calls == [("allReduce", 6, FLOAT32, FakeGpu.NCCL_SUM, own.cuda_stream)]
+    assert gpu.current.asked == ["record"], "the caller's stream is not to wait before wait()"
+    assert own.asked == ["wait", "kernel", "record"]
+    assert gpu.kept == [(bucket.data_ptr(), own.cuda_stream)], "its memory must not be given away before it is done"
+    work.wait()
+    assert gpu.current.asked == ["record", "wait"]
 
 
-def test_an_all_reduce_is_one_call_in_place_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(1, monkeypatch)
-    [link], [gpu] = ranks.transports, ranks.gpus
-    bucket = torch.ones(6)
-    link.all_reduce(bucket)
-    own = link._communicator.stream.cuda_stream
-    assert own != gpu.current.cuda_stream
-    assert ranks.nccl.calls[0] == [("allReduce", 6, FLOAT32, FakeNccl.NCCL_SUM, own)]
-    assert [kind for kind, _ in gpu.current.queue] == ["record"], "the caller's stream is not to wait before wait()"
-    assert [kind for kind, _ in gpu.streams[own].queue] == ["wait", "kernel", "record"]
-    assert gpu.kept == [(bucket.data_ptr(), own)], "its memory must not be given away before the device is done"
+def test_a_broadcast_names_its_source(gpu: FakeGpu) -> None:
+    gpu.transport().broadcast(torch.ones(2), source=2)
+    assert gpu.calls == [("broadcast", 2, FLOAT32, 2, 1)]
 
 
-def test_a_call_that_nccl_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(1, monkeypatch)
-    ranks.nccl.here.rank = 0
-    ranks.nccl.refuses = "NCCL_ERROR_INVALID_ARGUMENT: made up"
+def test_an_all_gather_sends_its_tensor_and_fills_another(gpu: FakeGpu) -> None:
+    own = torch.ones(2)
+    [gathered] = gpu.transport().all_gather(own)
+    assert gpu.calls == [("allGather", own.data_ptr(), gathered.data_ptr(), 2, FLOAT32, 1)]
+
+
+def test_a_call_that_nccl_refuses_is_named(gpu: FakeGpu) -> None:
+    gpu.refuses = "NCCL_ERROR_INVALID_ARGUMENT: made up"
     with pytest.raises(
         RuntimeError, match=r"NCCL refused allReduce of 2 elements of torch.float32: .*INVALID_ARGUMENT"
     ):
-        ranks.transports[0].all_reduce(torch.ones(2))
+        gpu.transport().all_reduce(torch.ones(2))
 
 
-def test_broadcast_and_all_gather(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(3, monkeypatch)
-
-    def step(rank: int) -> tuple[list[float], list[list[float]]]:
-        weights, own = torch.full((2,), float(rank)), torch.tensor([float(rank), 10.0])
-        ranks.transports[rank].broadcast(weights, source=2).wait()
-        everyone = ranks.transports[rank].all_gather(own)
-        ranks.gpus[rank].run(seed=rank)
-        return weights.tolist(), [one.tolist() for one in everyone]
-
-    assert ranks.run(step) == [([2.0, 2.0], [[0.0, 10.0], [1.0, 10.0], [2.0, 10.0]])] * 3
-
-
-def test_what_nccl_does_not_carry_is_left_to_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    [link] = Ranks(1, monkeypatch).transports
-    sparse, flags = torch.eye(2).to_sparse(), torch.tensor([True])
+def test_what_nccl_does_not_carry_is_left_to_the_group(gpu: FakeGpu) -> None:
+    link, sparse, flags = gpu.transport(), torch.eye(2).to_sparse(), torch.tensor([True])
     assert [link.all_reduce(sparse), link.all_reduce(flags)] == ["the group's work"] * 2
 
 
-def test_a_future_is_called_at_once_behind_the_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_future_is_called_at_once_behind_the_collective(gpu: FakeGpu) -> None:
     """What the x-ray stamps there is the moment of completion on the device."""
-    ranks = Ranks(1, monkeypatch)
-    [link], [gpu] = ranks.transports, ranks.gpus
-    work = link.all_reduce(torch.ones(1))
-    seen = []
-    work.get_future().add_done_callback(lambda _done: seen.append(torch.cuda.current_stream().record_event()))  # type: ignore[attr-defined]
-    assert len(seen) == 1
-    kinds = [kind for kind, _ in link._communicator.stream.queue]  # type: ignore[attr-defined]
-    assert kinds == ["wait", "kernel", "record", "record"]
-    assert gpu.current is gpu.streams[1], "the caller's stream is current again"
+    link, caller = gpu.transport(), gpu.current
+    future = link.all_reduce(torch.ones(1)).get_future()
+    future.add_done_callback(lambda _done: torch.cuda.current_stream().record_event())  # type: ignore[attr-defined]
+    assert link._communicator.stream.asked == ["wait", "kernel", "record", "record"]
+    assert gpu.current is caller
 
 
-def test_a_wait_has_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    [transport] = Ranks(1, monkeypatch).transports
+def test_a_wait_has_no_timeout(gpu: FakeGpu) -> None:
     with pytest.raises(AssertionError, match="the device waits"):
-        transport.all_reduce(torch.ones(1)).wait(datetime.timedelta(seconds=0.01))
+        gpu.transport().all_reduce(torch.ones(1)).wait(datetime.timedelta(seconds=0.01))
 
 
 # ------------------------------------------------------------------ what no call can tell
 
 
-def _only(link: NcclTransport) -> tuple[Communicator, Any]:
-    return link._communicator, link._communicator._handle
-
-
-def test_what_is_complete_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(1, monkeypatch)
-    [link] = ranks.transports
+def test_what_is_complete_is_forgotten(gpu: FakeGpu) -> None:
+    link = gpu.transport()
     for _ in range(3):
         link.all_reduce(torch.ones(1))
-    comm, _ = _only(link)
-    comm.check()
-    assert len(comm._in_flight) == 3
-    ranks.gpus[0].run()
-    comm.check()
-    assert len(comm._in_flight) == 0
+    link._communicator.check()
+    assert len(link._communicator._in_flight) == 3
+    gpu.is_idle = True
+    link._communicator.check()
+    assert len(link._communicator._in_flight) == 0
 
 
-def test_a_collective_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    [link] = Ranks(1, monkeypatch, limit_s=0.0).transports
+def test_a_collective_that_takes_too_long_is_given_up(gpu: FakeGpu) -> None:
+    link = gpu.transport(limit_s=0.0)
     work = link.all_reduce(torch.ones(7))
-    comm, handle = _only(link)
     time.sleep(0.001)
-    comm.check()
-    assert handle.ended_by == "abort"
+    link._communicator.check()
+    assert gpu.ended_by == "abort"
     for act in (work.wait, lambda: link.all_reduce(torch.ones(7)), lambda: link.broadcast(torch.ones(1), 0)):
         with pytest.raises(RuntimeError, match=r"allReduce of 7 elements .* not complete after 0 s.*checkpoint"):
             act()
 
 
-def test_a_connection_that_broke_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(1, monkeypatch)
-    [link] = ranks.transports
-    comm, handle = _only(link)
-    ranks.nccl.async_error = "NCCL_ERROR_REMOTE_ERROR: remote process exited"
-    comm.check()
-    assert handle.ended_by == "abort"
+def test_a_connection_that_broke_is_noticed(gpu: FakeGpu) -> None:
+    link = gpu.transport()
+    gpu.async_error = "NCCL_ERROR_REMOTE_ERROR: remote process exited"
+    link._communicator.check()
+    assert gpu.ended_by == "abort"
     with pytest.raises(RuntimeError, match=r"NCCL reports NCCL_ERROR_REMOTE_ERROR.*a rank has ended"):
         link.all_reduce(torch.ones(1))
 
 
-def test_the_thread_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_looks_by_itself(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(communicator, "CHECK_EVERY_S", 0.01)
-    ranks = Ranks(1, monkeypatch)
-    ranks.nccl.async_error = "NCCL_ERROR_SYSTEM_ERROR: made up"
-    comm, _ = _only(ranks.transports[0])
+    comm = gpu.transport()._communicator
+    gpu.async_error = "NCCL_ERROR_SYSTEM_ERROR: made up"
     deadline = time.monotonic() + 60
     while comm.failure is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert "SYSTEM_ERROR" in (comm.failure or "")
 
 
-def test_the_thread_asks_only_with_the_device_current(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_asks_only_with_the_device_current(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each rank would set up the host's first GPU as well, with some hundred MiB of its memory."""
     monkeypatch.setattr(communicator, "CHECK_EVERY_S", 0.01)
     asked, is_current = [], threading.Event()
@@ -238,9 +239,7 @@ def test_the_thread_asks_only_with_the_device_current(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(communicator, "_allow_captures", ask)
     monkeypatch.setattr(Communicator, "check", lambda _comm: ask())
-    gpu = FakeGpu()
-    gpu.install(monkeypatch)
-    comm = Communicator(FakeNccl([gpu]).NcclCommunicator(1, bytes(128), 0), CPU, on_device, limit_s=60)
+    comm = Communicator(gpu, CPU, on_device, limit_s=60)
     deadline = time.monotonic() + 60
     while len(asked) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -248,11 +247,10 @@ def test_the_thread_asks_only_with_the_device_current(monkeypatch: pytest.Monkey
     assert comm.failure is None
 
 
-def test_an_abort_ends_a_stuck_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_ends_a_stuck_call(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that waits for a peer holds the lock; only the abort ends it, and then the call says why."""
     monkeypatch.setattr(communicator, "CALL_GRACE_S", 0.05)
-    ranks = Ranks(1, monkeypatch)
-    comm, handle = _only(ranks.transports[0])
+    link = gpu.transport()
     is_in_call, aborted, set_free = threading.Event(), threading.Event(), []
 
     def stuck(*_: object) -> None:
@@ -260,46 +258,41 @@ def test_an_abort_ends_a_stuck_call(monkeypatch: pytest.MonkeyPatch) -> None:
         set_free.append(aborted.wait(60))
         raise RuntimeError("NCCL_ERROR_INTERNAL_ERROR")
 
-    monkeypatch.setattr(handle, "allReduce", stuck)
-    monkeypatch.setattr(handle, "abort", aborted.set)
+    monkeypatch.setattr(gpu, "allReduce", stuck)
+    monkeypatch.setattr(gpu, "abort", aborted.set)
     errors: list[str] = []
 
     def call() -> None:
         try:
-            ranks.transports[0].all_reduce(torch.ones(1))
+            link.all_reduce(torch.ones(1))
         except RuntimeError as error:
             errors.append(str(error))
 
     caller = threading.Thread(target=call, daemon=True)
     caller.start()
     is_in_call.wait(60)
-    comm.abort("a rank has ended")
+    link._communicator.abort("a rank has ended")
     caller.join(60)
     assert set_free == [True], "the abort waited for the call that it was to end"
     assert errors[0].startswith("a rank has ended. The communicator has been aborted")
 
 
-def test_what_is_captured_is_never_asked_whether_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(1, monkeypatch)
-    ranks.gpus[0].is_capturing = True
-    comm, _ = _only(ranks.transports[0])
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    ranks.transports[0].all_reduce(torch.ones(1))
-    assert not comm._in_flight
+def test_what_is_captured_is_never_asked_whether_it_is_complete(gpu: FakeGpu) -> None:
+    gpu.is_capturing, link = True, gpu.transport()
+    link.all_reduce(torch.ones(1))
+    assert not link._communicator._in_flight
 
 
 @pytest.mark.parametrize(("is_complete", "ended_by"), [(True, "destroy"), (False, "abort")])
 def test_closing_does_not_wait_for_ranks_that_may_never_come(
-    is_complete: bool, ended_by: str, monkeypatch: pytest.MonkeyPatch
+    is_complete: bool, ended_by: str, gpu: FakeGpu
 ) -> None:
-    ranks = Ranks(1, monkeypatch)
-    handle = _only(ranks.transports[0])[1]
-    ranks.transports[0].all_reduce(torch.ones(1))
-    if is_complete:
-        ranks.gpus[0].run()
-    ranks.transports.clear()
+    link = gpu.transport()
+    link.all_reduce(torch.ones(1))
+    gpu.is_idle = is_complete
+    del link
     gc.collect()
-    assert handle.ended_by == ended_by
+    assert gpu.ended_by == ended_by
 
 
 def test_joining_has_a_time_limit_and_passes_errors_on() -> None:

@@ -10,7 +10,7 @@ from minddp.transport.shared_memory import messages, rendezvous, segments
 from minddp.transport.shared_memory.messages import ChunksDone
 from minddp.transport.shared_memory.peer_sockets import Peer
 from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, gather_hosts, name_of_host
-from tests.transport.threads import ThreadGroup, on_ranks
+from tests.transport.threads import ThreadGroup, on_threads
 
 
 def connected_by(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer]:
@@ -31,7 +31,7 @@ def num_descriptors() -> int:
 
 def test_every_rank_is_connected_with_every_other() -> None:
     group = ThreadGroup(4)
-    peers = on_ranks(4, lambda rank: connected_by(group, rank))
+    peers = on_threads(4, lambda rank: connected_by(group, rank))
     for rank, others in enumerate(peers):
         assert sorted(others) == [other for other in range(4) if other != rank]
         for other, peer in others.items():
@@ -45,7 +45,7 @@ def test_every_rank_is_connected_with_every_other() -> None:
 def test_a_system_without_memfd_is_an_obstacle_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     group = ThreadGroup(2)
-    assert on_ranks(2, lambda rank: outcome(group, rank)) == ["rank 0 does not run on Linux"] * 2
+    assert on_threads(2, lambda rank: outcome(group, rank)) == ["rank 0 does not run on Linux"] * 2
 
 
 def test_what_one_rank_cannot_do_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_what_one_rank_cannot_do_stops_all(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(segments, "create", create_once)
     before, group = num_descriptors(), ThreadGroup(3)
-    outcomes = on_ranks(3, lambda rank: outcome(group, rank, timeout_s=1.0))
+    outcomes = on_threads(3, lambda rank: outcome(group, rank, timeout_s=1.0))
     assert len(set(outcomes)) == 1
     assert "cannot share memory with the others" in outcomes[0]
     assert num_descriptors() == before
@@ -79,7 +79,7 @@ def test_a_process_without_the_token_is_rejected(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(rendezvous, "gather_json", gather_after_strangers)
     group = ThreadGroup(2)
-    for others in on_ranks(2, lambda rank: connected_by(group, rank)):
+    for others in on_threads(2, lambda rank: connected_by(group, rank)):
         assert len(others) == 1
         [peer] = others.values()
         peer.close()
@@ -101,13 +101,13 @@ def test_a_rank_that_reaches_another_process_stops_all(monkeypatch: pytest.Monke
 
         monkeypatch.setattr(rendezvous, "gather_json", gather_a_wrong_address)
         group = ThreadGroup(2)
-        for obstacle in on_ranks(2, lambda rank: outcome(group, rank, timeout_s=0.5)):
+        for obstacle in on_threads(2, lambda rank: outcome(group, rank, timeout_s=0.5)):
             assert "rank 0 cannot share memory with the others: timed out" in obstacle
 
 
 def test_processes_can_be_watched() -> None:
     group = ThreadGroup(2)
-    peers = on_ranks(2, lambda rank: connected_by(group, rank))
+    peers = on_threads(2, lambda rank: connected_by(group, rank))
     for others in peers:
         for peer in others.values():
             assert (peer.process is not None) == hasattr(os, "pidfd_open")
@@ -117,7 +117,7 @@ def test_processes_can_be_watched() -> None:
 def test_processes_that_cannot_be_watched_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     group = ThreadGroup(2)
-    for others in on_ranks(2, lambda rank: connected_by(group, rank)):
+    for others in on_threads(2, lambda rank: connected_by(group, rank)):
         for peer in others.values():
             assert peer.process is None
             peer.close()

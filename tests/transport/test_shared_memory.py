@@ -6,10 +6,13 @@ What is as on several hosts: `test_shared_memory_on_hosts.py`.
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -19,8 +22,14 @@ from hypothesis import strategies as st
 
 from minddp.transport import open_transport
 from minddp.transport.process_group import ProcessGroupTransport
-from minddp.transport.shared_memory import CannotConnect, connect_ranks, host_communicator, rendezvous
-from tests.ranks import RankFailure, RankPool
+from minddp.transport.shared_memory import (
+    CannotConnect,
+    SharedMemoryTransport,
+    connect_ranks,
+    host_communicator,
+    rendezvous,
+)
+from tests.ranks import RankFailure, RankPool, on_ranks
 from tests.transport.places import (
     CPU,
     Case,
@@ -68,83 +77,35 @@ def test_sums_have_gloos_bits(ranks: Ranks, world_size: int) -> None:
     search()
 
 
-def sum_of_odd_tensors(rank: int) -> dict[str, bool]:
-    """Tensors that are no whole segment. Where addition is exact, every rank must get the sum."""
-    transport = opened()
-    shared = transport.allocate(100, torch.float32, CPU).copy_(torch.arange(100) * (rank + 1))
-    transport.all_reduce(shared[10:20].view(2, 5)).wait()
-    columns = torch.arange(12.0).view(3, 4).t()
-    transport.all_reduce(columns).wait()
-    strided = ones(transport, 100)[::2]
-    transport.all_reduce(strided).wait()
-    leaf = torch.nn.Parameter(torch.ones(5))
-    transport.all_reduce(leaf).wait()
-    numbers = torch.tensor([rank, 1], dtype=torch.int32)
-    transport.all_reduce(numbers).wait()
-    empty = torch.empty(0)
-    transport.all_reduce(empty).wait()
-    transport.all_reduce(transport.allocate(0, torch.float32, CPU)).wait()
-    sparse = torch.eye(3).to_sparse()
-    [summed] = [sparse]
-    transport.all_reduce(summed).wait()
-    pairs = torch.view_as_real(transport.allocate(4, torch.complex64, CPU).fill_(1 + 2j))
-    transport.all_reduce(pairs).wait()
-    return {
-        "a part": torch.equal(shared[10:20], 3 * torch.arange(10.0, 20)) and shared[20] == 20 * (rank + 1),
-        "columns": torch.equal(columns, 2 * torch.arange(12.0).view(3, 4).t()),
-        "strided": bool(strided.eq(2).all()),
-        "parameter": bool(leaf.eq(2).all()) and leaf.requires_grad,
-        "int32": numbers.tolist() == [1, 2],
-        "sparse": torch.equal(summed.to_dense(), 2 * torch.eye(3)),
-        "complex": pairs.tolist() == [[2, 4]] * 4,
-    }
-
-
-def test_tensors_of_all_kinds_are_summed(ranks: Ranks) -> None:
-    for results in ranks(2).run(sum_of_odd_tensors):
-        assert [kind for kind, is_right in results.items() if not is_right] == []
-
-
 # ---------------------------------------------------------------------- falling back
 
 
-def open_on_strange_hosts(rank: int, kind: str, strange_rank: int | None) -> tuple[str, list[str]]:
-    name_of_host = rendezvous.name_of_host
-    if rank == strange_rank:
-        rendezvous.name_of_host = lambda: "elsewhere"
-    try:
-        with log_lines() as lines:
-            transport = open_transport(kind, default_group())
-        tensor = transport.allocate(3, torch.float32, CPU).fill_(1)
-        transport.all_reduce(tensor).wait()
-        assert tensor.sum().item() == 3 * transport.world_size
-        return type(transport).__name__, lines
-    finally:
-        rendezvous.name_of_host = name_of_host
+@on_ranks(3)
+@pytest.mark.parametrize(
+    ("kind", "host_of_rank_2", "level"),
+    [("shared_memory", "elsewhere", "WARNING"), ("auto", "elsewhere", "INFO"), ("auto", "here", None)],
+)
+def test_all_ranks_fall_back_together_and_one_logs_the_reason(
+    rank: int, kind: str, host_of_rank_2: str, level: str | None
+) -> None:
+    host = host_of_rank_2 if rank == 2 else "here"
+    with mock.patch.object(rendezvous, "name_of_host", return_value=host), log_lines() as lines:
+        transport = open_transport(kind, default_group())
+    tensor = transport.allocate(3, torch.float32, CPU).fill_(1)
+    transport.all_reduce(tensor).wait()
+    assert tensor.sum().item() == 9
+    assert type(transport) is (SharedMemoryTransport if level is None else ProcessGroupTransport)
+    if level is None or rank > 0:
+        assert lines == []
+    else:
+        assert re.match(f"{level} .*rank 2 is on another host than rank 0", *lines)
 
 
-@pytest.mark.parametrize(("kind", "level"), [("shared_memory", "WARNING"), ("auto", "INFO")])
-def test_all_ranks_fall_back_together_and_one_logs_the_reason(ranks: Ranks, kind: str, level: str) -> None:
-    results = ranks(3).run(open_on_strange_hosts, kind, 2)
-    assert [name for name, _ in results] == ["ProcessGroupTransport"] * 3
-    [line] = results[0][1]
-    assert line.startswith(level)
-    assert "rank 2 is on another host than rank 0" in line
-    assert results[1][1] == results[2][1] == []
-
-
-def test_auto_is_shared_memory_where_it_is_available(ranks: Ranks) -> None:
-    assert ranks(2).run(open_on_strange_hosts, "auto", None) == [("SharedMemoryTransport", [])] * 2
-
-
-def open_elsewhere(rank: int) -> list[str]:
+@on_ranks(2)
+def test_one_rank_and_other_devices_use_the_process_group(rank: int) -> None:
     alone = [dist.new_group([member]) for member in range(2)][rank]
-    kinds = [open_transport("auto", alone), open_transport("auto", default_group(), torch.device("meta"))]
-    return [type(transport).__name__ for transport in kinds]
-
-
-def test_one_rank_and_other_devices_use_the_process_group(ranks: Ranks) -> None:
-    assert ranks(2).run(open_elsewhere) == [["ProcessGroupTransport"] * 2] * 2
+    assert type(open_transport("auto", alone)) is ProcessGroupTransport
+    assert type(open_transport("auto", default_group(), torch.device("meta"))) is ProcessGroupTransport
 
 
 def test_a_group_with_an_all_reduce_of_its_own_keeps_it() -> None:
@@ -203,20 +164,6 @@ def test_the_death_of_a_rank_is_an_error_that_names_it(mortal: RankPool, moment:
         assert "Rank 1 was killed before all-reduce 3 was done" in reports[rank]
 
 
-def stop_at_last(rank: int) -> None:
-    transport = opened()
-    if rank == 2:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    transport.all_reduce(ones(transport, 10)).wait()
-
-
-def test_a_rank_that_is_stopped_is_named_when_time_is_up() -> None:
-    with mortal_ranks(group_timeout_s=3.0, grace_s=3.0) as pool, pytest.raises(RankFailure) as failure:
-        pool.run(stop_at_last)
-    for rank in (0, 1):
-        assert "All-reduce 0 was not done within 3 s: Rank 2 has not begun it" in failure.value.reports[rank]
-
-
 def die_while_connecting(rank: int) -> None:
     if rank == 1:
         rendezvous._accept = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -253,33 +200,23 @@ def test_nothing_is_left_behind_when_all_are_killed(mortal: RankPool, tmp_path: 
 # ---------------------------------------------------------------------- memory
 
 
-def reduce_many_sizes_elsewhere(rank: int) -> int:
+@on_ranks(2)
+def test_tensors_that_lie_elsewhere_share_one_segment(rank: int) -> None:
     transport = opened()
     for numel in (*range(1, 5000, 50), *range(5000, 1, -50)):
         transport.all_reduce(torch.ones(numel)).wait()
-    return len(transport._idle)
+    assert len(transport._idle) == 1
 
 
-def test_tensors_that_lie_elsewhere_share_one_segment(ranks: Ranks) -> None:
-    assert ranks(2).run(reduce_many_sizes_elsewhere) == [1, 1]
-
-
-def find_no_room(rank: int) -> str:
-    import resource
-
+@on_ranks(2)
+def test_no_room_is_an_error_with_a_remedy(rank: int) -> None:
     transport = opened()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        transport.allocate(1 << 20, torch.float32, CPU)
-    except RuntimeError as error:
-        return str(error)
+        with pytest.raises(
+            RuntimeError, match=f'(?s)Rank {rank} has no room for 4,194,304 bytes.*transport="process_group"'
+        ):
+            transport.allocate(1 << 20, torch.float32, CPU)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    return "no error"
-
-
-def test_no_room_is_an_error_with_a_remedy(ranks: Ranks) -> None:
-    for rank, message in enumerate(ranks(2).run(find_no_room)):
-        assert f"Rank {rank} has no room for 4,194,304 bytes" in message
-        assert 'transport="process_group"' in message

@@ -3,65 +3,90 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from minddp.transport.process_group import ProcessGroupTransport
-from tests.transport.places import Ranks, default_group, footprint, ones, opened_on
+from minddp.transport.shared_memory.shared_memory_transport import DTYPES
+from tests.ranks import on_ranks
+from tests.transport.places import CPU, default_group, footprint, ones, opened_on
 
+on_hosts = on_ranks(lambda letters, **_: len(letters))
 everywhere = pytest.mark.parametrize("letters", ["aa", "aab"])
 
 
-def error_of_unknown_dtype(rank: int, letters: str) -> list[str]:
+@on_hosts
+@everywhere
+def test_unsupported_dtypes_use_the_process_group(rank: int, letters: str) -> None:
     errors = []
     for transport in (opened_on(letters), ProcessGroupTransport(default_group())):
         with pytest.raises((RuntimeError, ValueError)) as error:
             transport.all_reduce(torch.ones(3, dtype=torch.int16)).wait()
         errors.append(str(error.value))
-    return errors
+    assert errors[0] == errors[1]
 
 
-@everywhere
-def test_unsupported_dtypes_use_the_process_group(ranks: Ranks, letters: str) -> None:
-    for ours, process_groups in ranks(len(letters)).run(error_of_unknown_dtype, letters):
-        assert ours == process_groups
+@on_hosts
+@pytest.mark.parametrize("letters", ["aa", "aab", "aabb"])
+def test_tensors_of_all_kinds_are_summed(rank: int, letters: str) -> None:
+    """Tensors that are no whole segment; addition is exact in all of them."""
+    transport, total = opened_on(letters), sum(range(1, len(letters) + 1))
+    shared = transport.allocate(100, torch.float32, CPU).copy_(torch.arange(100) * (rank + 1))
+    leaf = torch.nn.Parameter(torch.full((5,), rank + 1.0))
+    tensors = {
+        "a part": shared[10:20].view(2, 5),
+        "columns": (rank + 1) * torch.arange(12.0).view(3, 4).t(),
+        "strided": torch.full((100,), rank + 1.0)[::2],
+        "strided, allocated": transport.allocate(100, torch.float32, CPU).fill_(rank + 1)[::2],
+        "one": torch.tensor([rank + 1]),
+        "empty": torch.empty(0),
+        "empty, allocated": transport.allocate(0, torch.float32, CPU),
+        "complex": torch.view_as_real(transport.allocate(4, torch.complex64, CPU).fill_((1 + 2j) * (rank + 1))),
+        "parameter": leaf,
+        "sparse": (torch.eye(3) * (rank + 1)).to_sparse(),
+        **{str(dtype): torch.tensor([1, 0, 2], dtype=dtype) * (rank + 1) for dtype in DTYPES},
+    }
+    expected = {name: tensor.to_dense().detach() / (rank + 1) * total for name, tensor in tensors.items()}
+    for work in [transport.all_reduce(tensor) for tensor in tensors.values()]:
+        work.wait()
+    assert shared[20] == 20 * (rank + 1), "what is beside a part stays as it is"
+    assert leaf.requires_grad
+    sums = {name: tensor.to_dense() for name, tensor in tensors.items()}
+    assert [name for name, summed in sums.items() if not summed.equal(expected[name].to(summed.dtype))] == []
 
 
 # ---------------------------------------------------------------------- waiting
 
 
-def read_by_and_by(rank: int, letters: str, resident: bool) -> list[Any]:
-    """The results of `wait(timeout)` and `is_completed` while the last rank, perhaps on another host, is late."""
+@on_hosts
+@everywhere
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "copied"])
+def test_waiting_can_be_given_up_and_taken_up_again(rank: int, letters: str, resident: bool) -> None:
+    """While the last rank, perhaps on another host, is late."""
     transport = opened_on(letters)
     tensor = ones(transport, 1000) if resident else torch.ones(1000)
     if rank == len(letters) - 1:
         dist.barrier()
         transport.all_reduce(tensor).wait()
-        return []
+        return
     work = transport.all_reduce(tensor)
-    said: list[Any] = [work.is_completed()]
-    try:
+    assert not work.is_completed()
+    with pytest.raises(RuntimeError, match=r"(?i)timed out"):
         work.wait(datetime.timedelta(seconds=0.05))
-    except RuntimeError as error:
-        said.append("timed out" in str(error).lower())
     dist.barrier()
     work.wait()
     tensor.add_(1)
     work.wait()  # once more: does not bring the sum back
-    return [*said, work.is_completed(), tensor.unique().tolist(), transport.waits_again]
+    assert work.is_completed()
+    assert tensor.unique().tolist() == [len(letters) + 1.0]
+    assert transport.waits_again
 
 
+@on_hosts
 @everywhere
-@pytest.mark.parametrize("resident", [True, False], ids=["resident", "copied"])
-def test_waiting_can_be_given_up_and_taken_up_again(ranks: Ranks, letters: str, resident: bool) -> None:
-    *early, _ = ranks(len(letters)).run(read_by_and_by, letters, resident)
-    assert early == [[False, True, True, [len(letters) + 1.0], True]] * len(early)
-
-
-def wait_in_different_orders(rank: int, letters: str) -> bool:
+def test_no_order_of_waiting_can_deadlock(rank: int, letters: str) -> None:
     """Two transports and the user's own collectives, launched in one order, waited for in different ones."""
     first, second, group = opened_on(letters), opened_on(letters), default_group()
     for _ in range(20):
@@ -69,17 +94,12 @@ def wait_in_different_orders(rank: int, letters: str) -> bool:
         works = [first.all_reduce(tensors[0]), group.allreduce([tensors[2]]), second.all_reduce(tensors[1])]
         for work in works if rank % 2 == 0 else reversed(works):
             work.wait()
-        if not all(tensor.eq(len(letters)).all() for tensor in tensors):
-            return False
-    return True
+        assert all(tensor.eq(len(letters)).all() for tensor in tensors)
 
 
+@on_hosts
 @everywhere
-def test_no_order_of_waiting_can_deadlock(ranks: Ranks, letters: str) -> None:
-    assert ranks(len(letters)).run(wait_in_different_orders, letters) == [True] * len(letters)
-
-
-def wait_only_after_a_barrier(rank: int, letters: str) -> bool:
+def test_a_rank_that_is_busy_elsewhere_delays_no_other(rank: int, letters: str) -> None:
     """Rank 0 is blocked elsewhere while the others need its chunk: its progress thread adds it."""
     transport = opened_on(letters)
     tensor = ones(transport, 1000)
@@ -90,39 +110,29 @@ def wait_only_after_a_barrier(rank: int, letters: str) -> bool:
     else:
         work.wait()
         dist.barrier()
-    return bool(tensor.eq(len(letters)).all())
+    assert tensor.eq(len(letters)).all()
 
 
+@on_hosts
 @everywhere
-def test_a_rank_that_is_busy_elsewhere_delays_no_other(ranks: Ranks, letters: str) -> None:
-    assert ranks(len(letters)).run(wait_only_after_a_barrier, letters) == [True] * len(letters)
-
-
-def go_on_after_failure(rank: int, letters: str) -> tuple[str, float]:
-    transport = opened_on(letters)
-    with pytest.raises(RuntimeError) as error:
+def test_a_new_group_works_after_a_failure(rank: int, letters: str) -> None:
+    transport, on_the_other_host = opened_on(letters), letters[rank] != "a"
+    words = "has failed" if on_the_other_host else "rank 0 has 10 elements of torch.float32, but rank 1 has 11"
+    with pytest.raises(RuntimeError, match=words):
         transport.all_reduce(ones(transport, 10 + rank)).wait()
     del transport
     again = opened_on(letters, dist.new_group())
     tensor = ones(again, 3)
     again.all_reduce(tensor).wait()
-    return str(error.value), tensor.sum().item()
-
-
-@everywhere
-def test_a_new_group_works_after_a_failure(ranks: Ranks, letters: str) -> None:
-    results = ranks(len(letters)).run(go_on_after_failure, letters)
-    for rank, (message, total) in enumerate(results):
-        on_the_other_host = letters[rank] != "a"
-        words = "has failed" if on_the_other_host else "rank 0 has 10 elements of torch.float32, but rank 1 has 11"
-        assert words in message
-        assert total == 3 * len(letters)
+    assert tensor.sum().item() == 3 * len(letters)
 
 
 # ---------------------------------------------------------------------- coming and going
 
 
-def come_and_go(rank: int, letters: str, times: int) -> list[tuple[int, int, int]]:
+@on_hosts
+@pytest.mark.parametrize(("letters", "times"), [("aa", 100), ("aab", 30)])
+def test_many_transports_leave_nothing(rank: int, letters: str, times: int) -> None:
     footprints = []
     for time_round in range(times):
         transport = opened_on(letters)
@@ -135,16 +145,13 @@ def come_and_go(rank: int, letters: str, times: int) -> list[tuple[int, int, int
         if time_round in (4, times - 1):
             dist.barrier()
             footprints.append(footprint())
-    return footprints
+    early, late = footprints
+    assert all(now <= before for before, now in zip(early, late, strict=True)), (early, late)
 
 
-@pytest.mark.parametrize(("letters", "times"), [("aa", 100), ("aab", 30)])
-def test_many_transports_leave_nothing(ranks: Ranks, letters: str, times: int) -> None:
-    for early, late in ranks(len(letters)).run(come_and_go, letters, times):
-        assert all(now <= before for before, now in zip(early, late, strict=True)), (early, late)
-
-
-def replace_memory(rank: int, letters: str) -> tuple[int, int, list[float]]:
+@on_hosts
+@everywhere
+def test_unused_memory_is_released_on_all_ranks(rank: int, letters: str) -> None:
     """Buckets are replaced while one of the old gradients is kept; then none is."""
     transport = opened_on(letters)
     bucket = ones(transport, 1000)
@@ -160,11 +167,5 @@ def replace_memory(rank: int, letters: str) -> tuple[int, int, list[float]]:
     for _ in range(2):  # the first one sends the messages to the peers, the second follows their receipt
         transport.all_reduce(bucket).wait()
     dist.barrier()
-    return mapped_before, footprint()[2], kept
-
-
-@everywhere
-def test_unused_memory_is_released_on_all_ranks(ranks: Ranks, letters: str) -> None:
-    for before, after, kept in ranks(len(letters)).run(replace_memory, letters):
-        assert kept == [len(letters)] * 2
-        assert after == before
+    assert kept == [len(letters)] * 2
+    assert footprint()[2] == mapped_before

@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import datetime
 import time
-from typing import Any
 
 import pytest
 import torch
 from torch.profiler import profile
 
-from tests.transport.places import Ranks, opened
+from tests.ranks import on_ranks
+from tests.transport.places import CPU, opened
 
 
-def futures_of(rank: int) -> list[Any]:
+@on_ranks(2)
+def test_a_future_brings_the_sum_or_the_error(rank: int) -> None:
     """The futures of a resident tensor, of a copy, and of a call that fails."""
     transport = opened()
-    tensor = transport.allocate(10, torch.float32, torch.device("cpu")).fill_(rank + 1)
-    seen: list[Any] = [sum(transport.all_reduce(tensor).get_future().wait()[0]).item()]
+    tensor = transport.allocate(10, torch.float32, CPU).fill_(rank + 1)
+    assert sum(transport.all_reduce(tensor).get_future().wait()[0]).item() == 30
     copied = torch.full((2, 3), rank + 1.0)
     [total] = transport.all_reduce(copied).get_future().wait()
     assert total.data_ptr() == copied.data_ptr()
     assert copied.tolist() == [[3.0] * 3] * 2
-    work = transport.all_reduce(transport.allocate(5 + rank, torch.float32, torch.device("cpu")))
-    try:
+    work = transport.all_reduce(transport.allocate(5 + rank, torch.float32, CPU))
+    with pytest.raises(RuntimeError, match=r"rank 0 has 5 elements of torch\.float32, but rank 1 has 6"):
         work.get_future().wait()
-    except RuntimeError as error:
-        seen.append(str(error))
-    return seen
 
 
-def test_a_future_brings_the_sum_or_the_error(ranks: Ranks) -> None:
-    for total, error in ranks(2).run(futures_of):
-        assert total == 30
-        assert "rank 0 has 5 elements of torch.float32, but rank 1 has 6" in error
-
-
-def sum_in_inference_mode(rank: int) -> tuple[bool, list[float]]:
+@on_ranks(2)
+def test_the_progress_thread_writes_inference_tensors(rank: int) -> None:
     """A copy whose sum the progress thread, which is in another mode, writes back."""
     transport = opened()
     with torch.inference_mode():
@@ -45,11 +38,8 @@ def sum_in_inference_mode(rank: int) -> tuple[bool, list[float]]:
         while not work.is_completed():
             time.sleep(0.01)
         work.wait()
-        return tensor.is_inference(), tensor.tolist()
-
-
-def test_the_progress_thread_writes_inference_tensors(ranks: Ranks) -> None:
-    assert ranks(2).run(sum_in_inference_mode) == [(True, [3, 3, 3])] * 2
+        assert tensor.is_inference()
+        assert tensor.tolist() == [3, 3, 3]
 
 
 class Unwritable(torch.Tensor):
@@ -57,48 +47,35 @@ class Unwritable(torch.Tensor):
         raise MemoryError("no more")
 
 
-def error_of_a_write(rank: int) -> str:
-    """Rank 0 cannot write a sum back."""
+@on_ranks(2)
+def test_a_sum_that_cannot_be_written_back_is_an_error_on_all_ranks(rank: int) -> None:
     transport, tensor = opened(), torch.ones(10)
     if rank == 0:
         tensor = tensor.as_subclass(Unwritable)
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(RuntimeError, match=r"^Rank 0 cannot continue its all-reduces: MemoryError\('no more'\)$"):
         for _ in range(2):  # the first may complete on rank 1
             transport.all_reduce(tensor).wait(datetime.timedelta(seconds=60))
-    return str(error.value)
 
 
-def test_a_sum_that_cannot_be_written_back_is_an_error_on_all_ranks(ranks: Ranks) -> None:
-    assert ranks(2).run(error_of_a_write) == ["Rank 0 cannot continue its all-reduces: MemoryError('no more')"] * 2
-
-
-def events_in_a_profile(rank: int) -> list[tuple[str, bool, bool]]:
+@on_ranks(2)
+def test_a_profile_shows_them_as_it_shows_gloos(rank: int) -> None:
     transport = opened()
-    tensor = transport.allocate(1000, torch.float32, torch.device("cpu")).fill_(1)
+    tensor = transport.allocate(1000, torch.float32, CPU).fill_(1)
     transport.all_reduce(tensor).wait()  # outside
     with profile() as seen:
         for _ in range(3):
             transport.all_reduce(tensor).wait(datetime.timedelta(seconds=60))
     events = [event for event in seen.events() if event.name.startswith("gloo:")]
-    return [(event.name, event.is_async, event.time_range.elapsed_us() > 0) for event in events]
+    assert [event.name for event in events] == ["gloo:all_reduce"] * 3
+    assert all(event.is_async and event.time_range.elapsed_us() > 0 for event in events)
 
 
-def test_a_profile_shows_them_as_it_shows_gloos(ranks: Ranks) -> None:
-    for events in ranks(2).run(events_in_a_profile):
-        assert events == [("gloo:all_reduce", True, True)] * 3
-
-
-def profile_again_and_again(rank: int) -> int:
+@on_ranks(2)
+def test_events_have_ended_when_a_profile_does(rank: int) -> None:
     """Each time an all-reduce ends shortly before the profiler does; an event that ended later would crash."""
     transport = opened()
-    tensor = transport.allocate(10, torch.float32, torch.device("cpu")).fill_(0)
-    seen = 0
+    tensor = transport.allocate(10, torch.float32, CPU).fill_(0)
     for _ in range(40):
         with profile() as profiled:
             transport.all_reduce(tensor).wait()
-        seen += sum(event.name.startswith("gloo:") for event in profiled.events())
-    return seen
-
-
-def test_events_have_ended_when_a_profile_does(ranks: Ranks) -> None:
-    assert ranks(2).run(profile_again_and_again) == [40, 40]
+        assert sum(event.name.startswith("gloo:") for event in profiled.events()) == 1

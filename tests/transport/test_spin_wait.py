@@ -7,6 +7,7 @@ import os
 from collections import deque
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from minddp.transport.spin_wait import (
     SpinWait,
     spin_wait_among,
 )
+from tests.ranks import on_ranks
 
 POLL_S = PREEMPTED_S / 10  # one poll on a core that no other process wants
 GAP_S = 0.003  # a time slice of another process
@@ -115,33 +117,12 @@ def test_after_each_preemption_twice_as_many_waits_do_not_spin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock(dict.fromkeys(range(1, 1000), GAP_S)).put_in(monkeypatch)
-    ours, asleep = SpinWait(SPIN_LIMIT_S), []
-    for _ in range(11):
+    ours = SpinWait(SPIN_LIMIT_S)
+    for asleep in (1, 2, 4, 8, 16, 32, 64, 128, *[MAX_WAITS_WITHOUT_SPIN] * 3):
         assert polls_of(ours) == 1
-        yields, slept = clock.yields, 0
-        while True:
-            event = Event(over_at=1)
-            before = ours._waits_to_skip
-            if before == 0:
-                break
-            ours.spin(event)
-            assert event.polls == 0
-            slept += 1
+        yields = clock.yields
+        assert [polls_of(ours, over_at=1) for _ in range(asleep)] == [0] * asleep
         assert clock.yields == yields
-        asleep.append(slept)
-    assert asleep == [
-        1,
-        2,
-        4,
-        8,
-        16,
-        32,
-        64,
-        128,
-        MAX_WAITS_WITHOUT_SPIN,
-        MAX_WAITS_WITHOUT_SPIN,
-        MAX_WAITS_WITHOUT_SPIN,
-    ]
 
 
 def test_a_spin_that_succeeds_resets_the_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,35 +253,26 @@ def test_an_error_of_the_work_is_raised(
 # ------------------------------------------------------------------ real ranks
 
 
-def _works(rank: int, local_world_size: str, limited: bool) -> tuple[float, str, list[float]]:
-    """The spin limit of a rank, the kind of its works, a sum, and a tensor of rank 1."""
-    before = os.environ.get("LOCAL_WORLD_SIZE")
-    os.environ["LOCAL_WORLD_SIZE"] = local_world_size
-    try:
+@on_ranks(2)
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize(("local_world_size", "limit_s"), [("0", SPIN_LIMIT_S), ("100000", 0.0)])
+def test_gloos_collectives_are_waited_for_either_way(
+    rank: int, local_world_size: str, limit_s: float, limited: bool
+) -> None:
+    with mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=local_world_size):
         transport = ProcessGroupTransport(dist.group.WORLD)
-    finally:
-        del os.environ["LOCAL_WORLD_SIZE"]
-        if before is not None:
-            os.environ["LOCAL_WORLD_SIZE"] = before
     summed, received = torch.full((3,), rank + 1.0), torch.full((3,), rank + 1.0)
     for work in (transport.all_reduce(summed), transport.broadcast(received, source=1)):
         work.wait(datetime.timedelta(seconds=60)) if limited else work.wait()
         assert work.is_completed()
+        assert type(work) is _SpinningWork
     assert transport._spin_wait is not None
-    return transport._spin_wait.limit_s, type(work).__name__, [*summed.tolist(), *received.tolist()]
+    assert transport._spin_wait.limit_s == limit_s
+    assert [*summed.tolist(), *received.tolist()] == [3.0] * 3 + [2.0] * 3
 
 
-@pytest.mark.parametrize("limited", [False, True])
-@pytest.mark.parametrize(("local_world_size", "limit_s"), [("0", SPIN_LIMIT_S), ("100000", 0.0)])
-def test_gloos_collectives_are_waited_for_either_way(
-    ranks: Any, local_world_size: str, limit_s: float, limited: bool
-) -> None:
-    assert (
-        ranks(2).run(_works, local_world_size, limited) == [(limit_s, "_SpinningWork", [3.0] * 3 + [2.0] * 3)] * 2
-    )
-
-
-def _works_by_size(rank: int) -> list[str]:
+@on_ranks(2)
+def test_only_waits_for_small_messages_spin(rank: int) -> None:
     """The works of a dense tensor, of one that is too large, and of a sparse one with few rows of many."""
     transport = ProcessGroupTransport(dist.group.WORLD)
     most = MAX_SPIN_BYTES // 4
@@ -308,13 +280,7 @@ def _works_by_size(rank: int) -> list[str]:
     works = [transport.all_reduce(tensor) for tensor in (torch.ones(most), torch.ones(most + 1), rows)]
     for work in works:
         work.wait()
-    return [type(work).__name__ for work in works]
-
-
-def test_only_waits_for_small_messages_spin(ranks: Any) -> None:
-    small, large, sparse = ranks(2).run(_works_by_size)[0]
-    assert small == sparse == "_SpinningWork"
-    assert large != "_SpinningWork"
+    assert [type(work) is _SpinningWork for work in works] == [True, False, True]
 
 
 class _Sparse:

@@ -17,7 +17,7 @@ from minddp.transport.shared_memory.peer_sockets import Peer
 TIMEOUT_S = 20.0
 
 
-def on_ranks(world_size: int, fn: Callable[..., Any]) -> list[Any]:
+def on_threads(world_size: int, fn: Callable[..., Any]) -> list[Any]:
     """`[fn(0), fn(1), ...]`, at the same time."""
     with ThreadPoolExecutor(world_size) as pool:
         return [future.result(TIMEOUT_S) for future in [pool.submit(fn, rank) for rank in range(world_size)]]

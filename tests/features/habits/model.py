@@ -52,11 +52,6 @@ def hook_all(ddp: nn.Module, hook: Callable[[Any], object]) -> None:
         param.register_post_accumulate_grad_hook(hook)
 
 
-def descend(ddp: nn.Module) -> None:
-    for param, grad in zip(ddp.parameters(), grads(ddp), strict=True):
-        param.data -= 0.01 * grad
-
-
 def numbered(tensors: Sequence[torch.Tensor]) -> Snapshot:
     return {str(number): tensor.detach().clone() for number, tensor in enumerate(tensors)}
 

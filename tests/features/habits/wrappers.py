@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import minddp
 from tests.features.beside import Steps, Wrap, random, snapshot
 from tests.features.habits.model import STEPS, layers, trained
 
@@ -64,11 +63,3 @@ class Fused(nn.Sequential):
         for index, layer in enumerate(self):
             x = layer(x if index != 2 else Fuse.apply(x))
         return x
-
-
-def after_exception(wrap: Wrap, ddp: Any) -> Any:
-    """The wrapper to go on with. Torch's is of no use any more, and a new one takes its place. minddp's goes on."""
-    if isinstance(ddp, minddp.DistributedDataParallel):
-        return ddp
-    ddp._remove_autograd_hooks()
-    return wrap(ddp.module)
