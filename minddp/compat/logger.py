@@ -93,17 +93,18 @@ class Logger(dist.Logger):
         self._is_sampled = self.iteration <= ALWAYS_SAMPLED or self.iteration % self.sample_rate == 0
         if self._is_sampled:
             self._moments, self._params_ready, self._num_buckets_reduced = {}, [], 0
+            self._device = self._ddp.device  # a thread of the transport may observe after the wrapper has gone
             events.watch(self._observe)
 
     def _observe(self, event: Event) -> None:
-        kind, device = event.kind, self._ddp.device
+        kind = event.kind
         # In a recorded backward, parameters are also marked ready after GRADIENTS_COMPLETE, in any order.
         if kind is EventKind.PARAM_READY and EventKind.GRADIENTS_COMPLETE not in self._moments:
             self._params_ready.append(event.subject)
         if kind is EventKind.BUCKET_LAUNCHED:
             self._num_buckets_reduced += 1
         if kind in MOMENTS.values() and kind not in self._moments:
-            on_device = streams.timed_event(device) if streams.has_streams(device) else None
+            on_device = streams.timed_event(self._device) if streams.has_streams(self._device) else None
             self._moments[kind] = (time.time_ns(), on_device)
 
     def set_runtime_stats_and_log(self) -> None:

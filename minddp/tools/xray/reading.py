@@ -88,10 +88,14 @@ def _read(recording: RankRecording, number: int, seen: list[Stamped], end_ns: in
         spans=spans,
         packs=tuple(_packs(events)),
         ready_ns={event.subject: event.t_ns for event in events if event.kind is EventKind.PARAM_READY},
-        gradients_complete_ns=when[EventKind.GRADIENTS_COMPLETE, -1],
+        gradients_complete_ns=_last_gradient_ns(events),
         buckets=tuple(_histories(recording, when, spans)),
         plan=recording.plan,
     )
+
+
+def _last_gradient_ns(events: list[Stamped]) -> int:
+    return max(event.t_ns for event in events if event.kind is EventKind.GRADIENTS_COMPLETE)
 
 
 def _with_waits(events: list[Stamped]) -> list[Stamped]:
@@ -100,7 +104,7 @@ def _with_waits(events: list[Stamped]) -> list[Stamped]:
     The rest of backward after the last wait counts as copying back.
     """
     when = {(event.kind, event.subject): event.t_ns for event in events}
-    now_ns = when[EventKind.GRADIENTS_COMPLETE, -1]
+    now_ns = _last_gradient_ns(events)
     completed = sorted((b, t_ns) for (kind, b), t_ns in when.items() if kind is EventKind.BUCKET_COMPLETED)
     if not completed or any(kind is EventKind.BUCKET_WAITED for kind, _ in when):
         return events
