@@ -65,7 +65,7 @@ def test_hardly_any_other_plan_ends_earlier(link: Link, tail_s: float, num_gradi
     computed_s = ready_s[-1] + tail_s
     best_s = min(predicted_s(plan, link, ready_s, computed_s) for plan in all_plans(specs))
     found = plan_buckets(specs, ready_s, link, computed_s)
-    assert predicted_s(found, link, ready_s, computed_s) <= 1.05 * best_s
+    assert predicted_s(found, link, ready_s, computed_s) <= 1.1 * best_s
 
 
 @pytest.mark.parametrize(
