@@ -178,8 +178,8 @@ class Reducer:
         if current is None:  # no_sync, a second backward through one graph, or through an earlier forward
             if self.usage_tracker.is_static and autograd.current_backward() == self._further_backward:
                 raise second_backward(self.plan.params[param].name)
-            if self.usage_tracker.is_static and self.usage_tracker.stays_local(param):
-                raise ready_twice(param, self.plan.params[param].name, static_graph=True)
+            if self.usage_tracker.stays_local(param):
+                self.unfinished.warn_of_static(param, self.transport.rank)
             if self._expects_average:
                 self._expects_average = False
                 self.unfinished.warn_of_local(param, self.transport.rank)

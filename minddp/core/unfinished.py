@@ -131,6 +131,14 @@ class UnfinishedReduction(StepWatcher):
             f"wrapper under `no_sync`.",
         )
 
+    def warn_of_static(self, param: int, rank: int) -> None:
+        """Warn once: a gradient is accumulated that no synchronised backward averages, as in torch."""
+        self._warn_once(
+            "static",
+            f"static_graph: rank {rank} accumulates a gradient of `{self._names[param]}`, which no rank used in "
+            f"the recorded backward. It is never averaged. Pass find_unused_parameters=True instead.",
+        )
+
     def warn_of_early(self, rank: int) -> None:
         """Warn once: a backward whose forward ran under `no_sync` is reduced, as in torch."""
         self._warn_once(
