@@ -65,11 +65,11 @@ venv: .venv/installed  ## Only make .venv.
 
 .venv/installed: pyproject.toml constraints.txt
 	python3 -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat -e '.[dev]'
 	@touch $@
 
 .venv/docs-installed: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat -e '.[docs]'
 	@touch $@
 
 clean:  ## Remove .venv and caches.

@@ -284,13 +284,11 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
         self._divisor.weigh(weight, self.device)
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
-        """Let `hook(state, bucket)` reduce each bucket. It returns a future of the bucket's new tensor.
-
-        The hook owns the arithmetic: nothing is divided by the world size.
+        """Let `hook(state, bucket)` reduce each bucket, and divide. It returns a future of the bucket's new tensor.
 
         Raises:
             TypeError, ValueError: the hook has the wrong signature.
-            RuntimeError: a hook is registered already, or mixed_precision is on.
+            RuntimeError: a hook is registered, mixed_precision is on, or the next backward has a weight.
         """
         if self._mixed_precision is not None:
             raise RuntimeError(
@@ -298,6 +296,7 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
                 "during backward parameters are low-precision copies. Compute under torch.autocast instead."
             )
         checked = CommHook.checked(state, hook)
+        self._divisor.require_no_weight()
         if self._registered_hook is not None:
             raise RuntimeError(
                 f"register_comm_hook or register_builtin_comm_hook can only be called once, but "

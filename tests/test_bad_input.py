@@ -73,7 +73,7 @@ def test_a_wrong_argument_is_a_clear_error_on_every_rank(
     [("conjugate", "no error"), ("negative", "no error"), ("expanded", "RuntimeError"), ("sparse", "RuntimeError")],
 )
 def test_odd_buffers_have_one_outcome_on_all_ranks(rank: int, kind: str, outcome: str) -> None:
-    """What torch can broadcast arrives; what it cannot is an error on every rank, and no rank hangs."""
+    """Layouts that torch can broadcast arrive. The others raise an error on every rank, and no rank hangs."""
     module = linear()
     buffer = {
         "conjugate": lambda: torch.tensor([1 + 2j]).conj(),

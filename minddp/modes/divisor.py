@@ -54,6 +54,14 @@ class Divisor(Mode):
         self._forwards = 0
         self.cannot_add = ""
 
+    def require_no_weight(self) -> None:
+        """Raises RuntimeError if the next backward has a weight, which a communication hook would not see."""
+        if self._weighted is not None:
+            raise RuntimeError(
+                "`weigh` has been called for the next backward, and a communication hook would not see the weight. "
+                "Register the hook after that backward, and multiply the loss by weights from then on."
+            )
+
     def post_forward(self) -> None:
         self._forwards += 1
 

@@ -229,6 +229,16 @@ def test_what_contradicts_itself_is_refused(rank: int) -> None:
 
 
 @on_ranks(2)
+def test_a_hook_that_would_not_see_a_weight_is_refused(rank: int) -> None:
+    ddp = minddp.DistributedDataParallel(nn.Linear(2, 1))
+    ddp.weigh(rank + 1)
+    with pytest.raises(RuntimeError, match="`weigh` has been called for the next backward"):
+        ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+    ddp(torch.ones(1, 2)).sum().backward()
+    ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+
+
+@on_ranks(2)
 def test_when_all_weights_are_zero_there_is_no_mean(rank: int) -> None:
     """And the next step works."""
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))

@@ -163,7 +163,7 @@ def test_large_gradients_alias_the_bucket(rank: int) -> None:
 
 
 class Parts(nn.Module):
-    """Two parts, of which the second is left out."""
+    """Two parts; the forward leaves out the second."""
 
     def __init__(self) -> None:
         super().__init__()

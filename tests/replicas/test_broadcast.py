@@ -232,7 +232,7 @@ def test_buffers_that_change_in_any_way_are_rank_0s_in_every_forward(rank: int) 
 
 @on_ranks(2)
 def test_the_first_forward_may_be_one_of_inference(rank: int) -> None:
-    """What it leaves behind is written to again by steps that are not: the memory in which buffers travel."""
+    """Later steps outside of inference mode reuse the memory in which it sent the buffers."""
     ddp = minddp.DistributedDataParallel(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))
     with torch.inference_mode():
         ddp(torch.ones(2, 1))

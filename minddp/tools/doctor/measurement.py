@@ -31,7 +31,7 @@ MARGIN_S = 5.0  # for the answer of a rank that has used up its time
 
 @dataclass(frozen=True)
 class FactSheet:
-    """What the ranks compare."""
+    """The measurements of one rank, which rank 0 compares."""
 
     host: str
     settings: Mapping[str, str]  # versions, the device and environment variables

@@ -1,4 +1,4 @@
-"""What one rank does in a group of its own."""
+"""A training on one rank, in a group of its own."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def num_calls(run: Callable[[], object]) -> int:
 
 
 def calls_for_each_parameter(rank: int, find_unused: bool, no_sync: bool) -> list[float]:
-    """In the backwards 3 to 6, of which the guard samples each."""
+    """In backwards 3 to 6, all of which the guard samples."""
     calls, num_layers = [], (10, 110)
     for layers in num_layers:
         module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))

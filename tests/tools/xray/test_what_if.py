@@ -63,7 +63,7 @@ def test_a_quicker_rank_gains_no_more_than_the_wire_allows() -> None:
 
 
 def test_a_late_first_rank_is_found_where_others_wait_for_its_buffers() -> None:
-    """Rank 0 comes 5 ms late; rank 1 waits for it in forward, and so does not at the end of backward."""
+    """Rank 0 comes 5 ms late. Rank 1 waits for it in forward, so it does not wait at the end of backward."""
     made = recording([Rank(other_ms=6), Rank(other_ms=1)], PLAN, wire=FAST, steps=4)
     first, second = made.ranks
     begins_ns = [event.t_ns for event in second.events if event.kind is K.FORWARD_BEGIN]
