@@ -7,6 +7,8 @@
 """
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,3 +34,8 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'minddp' has no attribute {name!r}")
+
+
+# `import minddp` makes the backend "minddp" known to torch.distributed, unless it is the command line that imports
+if os.path.basename(sys.argv[0]) not in ("minddp", "-m"):
+    importlib.import_module("minddp.transport.backend").register()

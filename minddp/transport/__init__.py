@@ -35,20 +35,32 @@ def open_transport(kind: str, group: dist.ProcessGroup, device: torch.device | N
         raise ValueError(f"Unknown transport {kind!r}; minddp has {', '.join(KINDS)}.")
 
     # Imported here so that the protocols can be imported without any adapter
+    from minddp.transport.backend import SharedMemoryGroup
     from minddp.transport.process_group import ProcessGroupTransport
+    from minddp.transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 
     over_group, device = ProcessGroupTransport(group), device or torch.device("cpu")
+    if isinstance(group, SharedMemoryGroup) and kind != "nccl" and device.type == "cpu":
+        return SharedMemoryTransport(group, group)
     if kind == "process_group":
         return over_group
     if kind == "nccl":
         from minddp.transport.nccl import connect_gpus
 
         return connect_gpus(over_group, device)
-    from minddp.transport.hierarchical import connect_hosts
-    from minddp.transport.shared_memory import CannotConnect, connect_ranks
+    from minddp.transport.shared_memory.rendezvous import CannotConnect
+    from minddp.transport.shared_memory.shared_memory_transport import connect, require_gloo
 
+    if kind == "hierarchical":
+        try:
+            require_gloo(over_group, device)
+        except CannotConnect as reason:
+            raise ValueError(
+                f'transport="hierarchical" adds on the CPU, and by gloo between hosts, but {reason}. Pass '
+                f'transport="process_group".'
+            ) from None
     try:
-        return connect_hosts(over_group, device) if kind == "hierarchical" else connect_ranks(over_group, device)
+        return connect(over_group, device, across_hosts=kind == "hierarchical")
     except CannotConnect as reason:
         if group.rank() == 0:
             level = logging.INFO if kind == "auto" else logging.WARNING

@@ -19,11 +19,10 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from minddp.transport import Transport, hierarchical, open_transport
-from minddp.transport.hierarchical import connect_hosts
-from minddp.transport.process_group import ProcessGroupTransport
-from minddp.transport.shared_memory import SharedMemoryTransport
-from minddp.transport.shared_memory.shared_memory_transport import DTYPES
+from minddp.transport import Transport, open_transport
+from minddp.transport.shared_memory import rendezvous
+from minddp.transport.shared_memory.control_block import DTYPES
+from minddp.transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -57,15 +56,14 @@ def opened() -> SharedMemoryTransport:
 
 def opened_on(letters: str, group: dist.ProcessGroup | None = None) -> Transport:
     """As if the ranks of `group` were on hosts of these names."""
-    over_group = ProcessGroupTransport(group or default_group())
-    return connect_hosts(over_group, CPU, lambda: letters[over_group.rank])
+    group = group or default_group()
+    with pretended_host(letters[group.rank()]):
+        return open_transport("hierarchical", group)
 
 
 def pretended_host(name: str) -> AbstractContextManager[object]:
-    """Within, this rank is on the host of that name to `open_transport("hierarchical")`."""
-    return mock.patch.object(
-        hierarchical, "connect_hosts", lambda group, device: connect_hosts(group, device, lambda: name)
-    )
+    """Within, this rank is on the host of that name."""
+    return mock.patch.object(rendezvous, "name_of_host", return_value=name)
 
 
 def ones(transport: Transport, numel: int) -> torch.Tensor:

@@ -7,7 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minddp.transport.shared_memory.addition_order import all_reduce_chunk, chunk_bounds, ring_order
+from minddp.transport.shared_memory.addition_order import (
+    all_reduce_chunk,
+    chunk_bounds,
+    pieces,
+    ring_order,
+    sum_in_order,
+)
 
 MIB = 1024 * 1024
 
@@ -48,13 +54,42 @@ def test_addition_follows_the_ring(owner: int) -> None:
     expected = torch.tensor(values[(owner - 1) % 4])
     for step in (2, 3, 4):
         expected = expected + values[(owner - step) % 4]
-    all_reduce_chunk(addends, ring_order(owner, 4))
+    all_reduce_chunk(addends, owner)
     assert [addend.item() for addend in addends] == [expected.item()] * 4
 
 
 def test_long_chunks_are_added_block_by_block() -> None:
     numel = 100_001
     addends = [torch.arange(numel, dtype=torch.float64) * (rank + 1) for rank in range(3)]
-    all_reduce_chunk(addends, ring_order(1, 3))
+    all_reduce_chunk(addends, 1)
     for addend in addends:
         assert torch.equal(addend, torch.arange(numel, dtype=torch.float64) * 6)
+
+
+@given(st.integers(3, 9), st.integers(1, 100_000), st.data())
+def test_pieces_are_the_parts_of_chunks(world_size: int, numel: int, data: st.DataObject) -> None:
+    first, last = sorted(data.draw(st.tuples(st.integers(0, numel), st.integers(0, numel))))
+    expected = [
+        (
+            max(first, chunk_bounds(chunk, world_size, numel, 4)[0]),
+            min(last, chunk_bounds(chunk, world_size, numel, 4)[1]),
+        )
+        for chunk in range(world_size)
+    ]
+    found = list(pieces(world_size, numel, 4, first, last))
+    assert [(start, stop) for start, stop, _ in found] == [
+        (start, stop) for start, stop in expected if start < stop
+    ]
+    owners = [order[-1][0] for _, _, order in found]
+    assert owners == [chunk for chunk, (start, stop) in enumerate(expected) if start < stop]
+
+
+@pytest.mark.parametrize("owner", range(4))
+def test_a_sum_elsewhere_has_the_same_bits_and_leaves_the_addends(owner: int) -> None:
+    addends = [torch.randn(70_000, generator=torch.Generator().manual_seed(rank)) for rank in range(4)]
+    expected, output = [addend.clone() for addend in addends], torch.empty(70_000)
+    all_reduce_chunk(expected, owner)
+    before = [addend.clone() for addend in addends]
+    sum_in_order(addends, ring_order(owner, 4), output)
+    assert output.equal(expected[0])
+    assert all(map(torch.equal, addends, before))

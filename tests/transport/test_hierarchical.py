@@ -19,15 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import minddp
-from minddp.transport import Transport, open_transport
-from minddp.transport.hierarchical import (
-    HierarchicalTransport,
-    Hosts,
-    hierarchical_transport,
-    multi_host_communicator,
-)
+from minddp.transport import Transport, backend, hierarchical, open_transport
+from minddp.transport.hierarchical import Hosts
 from minddp.transport.process_group import ProcessGroupTransport
-from minddp.transport.shared_memory import SharedMemoryTransport, rendezvous
+from minddp.transport.shared_memory import peer_sockets, rendezvous
 from minddp.transport.shared_memory.addition_order import (
     all_reduce_chunk,
     chunk_bounds,
@@ -35,6 +30,7 @@ from minddp.transport.shared_memory.addition_order import (
     reduce_in_order,
     ring_order,
 )
+from minddp.transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 from tests.ranks import RankFailure, RankPool, of_all_ranks, on_ranks
 from tests.transport.places import (
     CPU,
@@ -71,7 +67,7 @@ def test_a_host_adds_up_as_shared_memory_alone_does(num_ranks: int) -> None:
     for owner in range(num_ranks):
         alone = [random_values(rank, 1000, torch.float32, seed=owner) for rank in range(num_ranks)]
         between = [addend.clone() for addend in alone]
-        all_reduce_chunk(alone, ring_order(owner, num_ranks))
+        all_reduce_chunk(alone, owner)
         assert reduce_in_order(between, ring_order(owner, num_ranks)) == owner
         assert torch.equal(between[owner], alone[owner])
         copy_to_all(between, owner)
@@ -107,7 +103,7 @@ def in_documented_order(addends: Sequence[torch.Tensor], hosts: Hosts) -> torch.
 def differing(rank: int, letters: str, cases: list[Case]) -> list[Case]:
     """The cases in which a sum is not that of the documented order. All are under way at the same time."""
     transport, hosts = opened_on(letters), Hosts.grouped(letters)
-    assert isinstance(transport, HierarchicalTransport)
+    assert transport._shared._num_lanes == hosts.num_lanes
     under_way = []
     for numel, dtype, seed in cases:
         values = random_values(rank, numel, dtype, seed)
@@ -160,14 +156,17 @@ def test_other_collectives_use_the_process_group(rank: int) -> None:
 
 @on_ranks(3)
 @pytest.mark.parametrize(
-    ("letters", "kind"),
-    [("aaa", SharedMemoryTransport), ("abc", ProcessGroupTransport), ("aba", HierarchicalTransport)],
+    ("letters", "kind", "num_lanes"),
+    [("aaa", SharedMemoryTransport, 0), ("abc", ProcessGroupTransport, 0), ("aba", SharedMemoryTransport, 1)],
 )
-def test_without_a_hierarchy_a_simpler_transport_is_used(rank: int, letters: str, kind: type) -> None:
+def test_without_a_hierarchy_a_simpler_transport_is_used(
+    rank: int, letters: str, kind: type, num_lanes: int
+) -> None:
     transport = opened_on(letters)
     tensor = ones(transport, 3)
     transport.all_reduce(tensor).wait()
     assert type(transport) is kind
+    assert kind is ProcessGroupTransport or transport._shared._num_lanes == num_lanes
     assert tensor.sum().item() == 9.0
 
 
@@ -185,7 +184,7 @@ def test_a_group_may_have_some_of_the_ranks(rank: int) -> None:
         transport = opened_on("aab", group)
         tensor = torch.tensor([10.0**rank])
         transport.all_reduce(tensor).wait()
-        assert transport._communicator.hosts.ranks == ((0, 1), (2,))
+        assert transport._shared._host.num_ranks == (1 if rank == 3 else 2)
         assert tensor.item() == 1011.0
 
 
@@ -208,11 +207,11 @@ def test_groups_and_devices_that_it_is_not_for_are_refused_with_a_remedy() -> No
 def test_all_ranks_fall_back_together_and_one_logs_the_reason(rank: int, obstacle: str, reason: str) -> None:
     name = "" if obstacle == "system" and rank == 1 else "aab"[rank]
     with (
-        mock.patch.object(hierarchical_transport, "CONNECT_TIMEOUT_S", 2.0),
-        mock.patch.object(rendezvous, "_peer", side_effect=OSError("for no reason"))
+        mock.patch.object(rendezvous, "CONNECT_LIMIT_S", 2.0),
+        mock.patch.object(peer_sockets, "_peer", side_effect=OSError("for no reason"))
         if (rank, obstacle) == (1, "memory")
         else nullcontext(),
-        mock.patch.object(hierarchical_transport, "Lane", side_effect=RuntimeError("for no reason"))
+        mock.patch.object(backend, "Lane", side_effect=RuntimeError("for no reason"))
         if (rank, obstacle) == (0, "lane")
         else nullcontext(),
         pretended_host(name),
@@ -249,7 +248,7 @@ def die_at(rank: int, mortal_rank: int, moment: str) -> None:
     if rank == mortal_rank:
         if moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        setattr(multi_host_communicator, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(hierarchical, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     transport.all_reduce(tensor).wait()
 
 
@@ -272,7 +271,7 @@ def test_the_death_of_a_rank_is_noticed_on_all_hosts(
     assert sorted(reports) == sorted(noticed_by)
     for rank, report in reports.items():
         is_neighbour = {rank, mortal_rank} == {1, 2}
-        neighbours_word = f"Rank {mortal_rank} was killed before all-reduce 3 was done"
+        neighbours_word = f"Rank {mortal_rank} was killed before all_reduce 3 was done"
         assert (neighbours_word if is_neighbour else "between hosts, of ranks 0 and 1") in report, f"rank {rank}"
 
 
@@ -287,8 +286,8 @@ def stop_at_last(rank: int) -> None:
 def test_a_stopped_rank_is_named_with_its_host_at_the_time_limit() -> None:
     with mortal_ranks(group_timeout_s=4.0, grace_s=3.0) as pool, pytest.raises(RankFailure) as failure:
         pool.run(stop_at_last)
-    expected = "Rank 1 has begun it and not finished: a process is stopped, or waits for another host"
-    assert all(expected in failure.value.reports[rank] for rank in (1, 2))
+    expected = "Rank 1 has begun all_reduce 0 and not finished it within 4 s: a process is stopped, or waits for an"
+    assert all(expected in failure.value.reports[rank] for rank in (1, 2)), failure.value
 
 
 # ---------------------------------------------------------------------- beneath the wrapper
@@ -309,6 +308,6 @@ def test_training_keeps_the_ranks_equal_and_comes_out_as_over_the_process_group(
                 for param in model.parameters():
                     param -= 0.1 * param.grad
         weights.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
-    assert type(ddp._transport._transport) is HierarchicalTransport
+    assert ddp._transport._transport._shared._num_lanes == 1
     assert all(torch.equal(weights[1], of_rank) for of_rank in of_all_ranks(weights[1]))
     assert torch.allclose(*weights, rtol=1e-4, atol=1e-6)

@@ -9,35 +9,40 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from minddp.transport.shared_memory import host_communicator, messages, segments
-from minddp.transport.shared_memory.addition_order import AdditionOrder
-from minddp.transport.shared_memory.host_communicator import HostCommunicator
-from minddp.transport.shared_memory.messages import SegmentCreated, SegmentDropped
+from minddp.transport.backend import SharedWork
+from minddp.transport.shared_memory import collectives, control_block, host_communicator, peer_sockets
+from minddp.transport.shared_memory.control_block import NUM_CALLS, Call, Kind
+from minddp.transport.shared_memory.host_communicator import MESSAGES_EVERY, HostCommunicator
 from minddp.transport.shared_memory.segments import Segment
-from minddp.transport.shared_memory.shared_work import ProgressEngine, SharedWork
-from tests.transport.threads import connected
+from minddp.transport.spin_wait import SpinWait
+from tests.transport.threads import connected, control_blocks
 
 
 class Rank:
-    """A communicator, its progress engine, and one segment of `numel` float32."""
+    """A communicator, and `numel` float32 in shared memory."""
 
-    def __init__(self, rank: int, peers: dict, numel: int = 1000, timeout_s: float = 10.0):
-        self.communicator = HostCommunicator(rank, peers, timeout_s)
-        self.engine = ProgressEngine(self.communicator)
-        self.segment = self.make_segment(0, numel * 4)
-        self.tensor = segments.tensor_over(self.segment, torch.float32, numel)
-
-    def make_segment(self, number: int, nbytes: int) -> Segment:
-        descriptor = segments.create(nbytes)
-        self.communicator.announce(SegmentCreated(number, nbytes), [descriptor])
-        return segments.attach(descriptor, nbytes, number)
+    def __init__(self, rank: int, peers: dict, control: Segment, numel: int = 1000, limit_s: float = 10.0):
+        self.limit_s = limit_s
+        self.host = HostCommunicator(rank, peers, control, range(len(peers) + 1), SpinWait(0.0))
+        self.tensor = self.host.allocate(numel, torch.float32)
 
     def launch(self, start: int = 0, stop: int | None = None) -> SharedWork:
-        reduction = self.communicator.launch(self.tensor[start:stop], self.segment, start * 4)
-        return SharedWork(reduction, self.engine)
+        return self.all_reduce(self.tensor[start:stop])
+
+    def all_reduce(self, tensor: torch.Tensor) -> SharedWork:
+        call = Call(Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), 0)
+        collective = self.host.launch(
+            collectives.all_reduce, call, tensor, limit_s=self.limit_s, in_place=True, is_waited_for=False
+        )
+        return SharedWork(self.host, collective, [tensor])
 
     def leave(self) -> None:
-        self.engine.end()
+        self.host.end()
+
+
+def start_ranks(world_size: int, **kwargs) -> list[Rank]:
+    both = zip(connected(world_size), control_blocks(world_size), strict=True)
+    return [Rank(rank, peers, control, **kwargs) for rank, (peers, control) in enumerate(both)]
 
 
 @pytest.fixture
@@ -45,13 +50,13 @@ def start():
     """`start(n)` are n connected ranks."""
     started: list[Rank] = []
 
-    def start_ranks(world_size: int, **kwargs) -> list[Rank]:
-        started.extend(Rank(rank, peers, **kwargs) for rank, peers in enumerate(connected(world_size)))
+    def keep(world_size: int, **kwargs) -> list[Rank]:
+        started.extend(start_ranks(world_size, **kwargs))
         return started
 
-    yield start_ranks
+    yield keep
     for rank in started:
-        rank.engine.end()
+        rank.leave()
     assert not [thread for thread in threading.enumerate() if thread.name == "minddp shared memory"]
 
 
@@ -94,8 +99,9 @@ def test_nothing_happens_before_all_addends_are_in(start: Start) -> None:
     assert ranks[0].tensor.eq(3).all()
 
 
-def test_many_can_be_in_flight_and_no_rank_waits_for_room(start: Start) -> None:
-    """More messages than a socket holds, in both directions, before any rank waits."""
+def test_more_can_be_in_flight_than_the_control_block_has_calls(start: Start) -> None:
+    """Before any rank waits."""
+    assert NUM_CALLS < 2000
     ranks = start(2)
     for rank in ranks:
         rank.tensor.fill_(1)
@@ -114,30 +120,13 @@ def test_many_can_be_in_flight_and_no_rank_waits_for_room(start: Start) -> None:
     assert ranks[0].tensor.eq(4).all()
 
 
-def test_done_is_sent_again_when_there_is_room(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The socket to the peer is full whenever the thread itself sends for the first time."""
-    ranks, send = start(2), messages.send
-    refused: set[int] = set()
-
-    def send_at_second_try(peer, message, descriptors=(), timeout_s=0.0) -> bool:
-        if timeout_s == 0.0 and peer.fileno() not in refused:
-            refused.add(peer.fileno())
-            return False
-        return send(peer, message, descriptors, timeout_s)
-
-    monkeypatch.setattr(messages, "send", send_at_second_try)
-    for work in [rank.launch() for rank in ranks]:
-        work.wait()
-    assert len(refused) == 2
-
-
 def test_a_late_rank_is_named_when_time_is_up(start: Start) -> None:
-    ranks = start(3, timeout_s=0.2)
+    ranks = start(3, limit_s=0.2)
     works = [rank.launch() for rank in ranks[:2]]
     for work in works:
-        with pytest.raises(RuntimeError, match=r"All-reduce 0 was not done within 0.2 s: Rank 2 has not begun it"):
+        with pytest.raises(RuntimeError, match=r"Rank 2 has not begun all_reduce 0 within 0.2 s"):
             work.wait()
-    with pytest.raises(RuntimeError, match="All-reduce 0 was not done"):
+    with pytest.raises(RuntimeError, match="Rank 2 has not begun all_reduce 0"):
         ranks[0].launch().wait()
 
 
@@ -146,7 +135,7 @@ def test_different_calls_are_an_error_on_every_rank(start: Start) -> None:
     for work in [ranks[0].launch(0, 10), ranks[1].launch(0, 11)]:
         with pytest.raises(
             RuntimeError,
-            match=r"In all-reduce 0 rank 0 has 10 elements .*, but rank 1 has 11",
+            match=r"In collective 0 rank 0 calls all_reduce of 10 elements .*, but rank 1 calls all_reduce of 11",
         ):
             work.wait()
 
@@ -156,7 +145,7 @@ def test_a_rank_that_leaves_while_others_wait_is_named(start: Start) -> None:
     works = [rank.launch() for rank in ranks[:2]]
     ranks[2].leave()
     for work in works:
-        with pytest.raises(RuntimeError, match="Rank 2 has left before all-reduce 0"):
+        with pytest.raises(RuntimeError, match="Rank 2 has left before all_reduce 0"):
             work.wait()
 
 
@@ -165,7 +154,7 @@ def test_a_rank_that_has_left_already_is_named(start: Start) -> None:
     for work in [rank.launch() for rank in ranks]:
         work.wait()
     ranks[1].leave()
-    with pytest.raises(RuntimeError, match="Rank 1 has left before all-reduce 1"):
+    with pytest.raises(RuntimeError, match="Rank 1 has left before all_reduce 1"):
         ranks[0].launch().wait()
 
 
@@ -186,11 +175,11 @@ def test_a_waiting_rank_does_its_part_and_the_progress_thread_that_of_the_others
 ) -> None:
     adding: dict[int, str] = {}
 
-    def note_thread(addends: list, order: AdditionOrder) -> None:
-        adding[order[-1][0]] = threading.current_thread().name
+    def note_thread(addends: list, chunk: int) -> None:
+        adding[chunk] = threading.current_thread().name
 
-    monkeypatch.setattr(host_communicator, "all_reduce_chunk", note_thread)
-    monkeypatch.setattr(HostCommunicator, "progress_delay_s", 0.2)
+    monkeypatch.setattr(collectives, "all_reduce_chunk", note_thread)
+    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 0.2)
     works = [rank.launch() for rank in start(2)]
     works[waiting_rank].wait()
     assert adding == {waiting_rank: threading.current_thread().name, 1 - waiting_rank: "minddp shared memory"}
@@ -212,7 +201,7 @@ def test_several_threads_may_wait(start: Start) -> None:
 def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HostCommunicator, "progress_delay_s", 0.2)
+    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 0.2)
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -220,7 +209,7 @@ def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
     ranks = start(2)
     works = [rank.launch() for rank in ranks]
     with monkeypatch.context() as patch:
-        patch.setattr(host_communicator, "all_reduce_chunk", interrupt)
+        patch.setattr(collectives, "all_reduce_chunk", interrupt)
         with pytest.raises(KeyboardInterrupt):
             works[0].wait()
     for work in works:
@@ -232,7 +221,7 @@ def test_closing_fails_what_is_in_flight(start: Start) -> None:
     ranks = start(2)
     work = ranks[0].launch()
     ranks[0].leave()
-    with pytest.raises(RuntimeError, match="dropped while this all-reduce was in flight"):
+    with pytest.raises(RuntimeError, match="destroyed while this collective was in flight"):
         work.wait()
 
 
@@ -240,7 +229,7 @@ def test_an_unexpected_error_reaches_waiting_ranks(start: Start, monkeypatch: py
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(host_communicator, "all_reduce_chunk", fail)
+    monkeypatch.setattr(collectives, "all_reduce_chunk", fail)
     ranks = start(2)
     for rank, work in enumerate([rank.launch() for rank in ranks]):
         with pytest.raises(RuntimeError, match=f"Rank {rank} cannot continue .*no more"):
@@ -248,18 +237,18 @@ def test_an_unexpected_error_reaches_waiting_ranks(start: Start, monkeypatch: py
 
 
 def test_peers_get_a_long_error_shortened(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_on_rank_0(addends: list, order: AdditionOrder) -> None:
-        if order[-1][0] == 0:
+    def fail_on_rank_0(addends: list, chunk: int) -> None:
+        if chunk == 0:
             raise MemoryError("é" * 5000)
 
-    monkeypatch.setattr(host_communicator, "all_reduce_chunk", fail_on_rank_0)
+    monkeypatch.setattr(collectives, "all_reduce_chunk", fail_on_rank_0)
     errors = []
     for work in [rank.launch() for rank in start(2)]:
         with pytest.raises(RuntimeError, match="Rank 0 cannot continue") as error:
             work.wait()
         errors.append(str(error.value))
     assert len(errors[0]) > 5000
-    assert errors[1] == errors[0][: messages.MAX_REASON_CHARACTERS]
+    assert errors[1] == errors[0][: peer_sockets.MAX_REASON_CHARACTERS]
 
 
 def test_a_forked_child_leaves_its_parents_thread_alone(start: Start) -> None:
@@ -294,12 +283,39 @@ def test_closing_is_noticed_even_if_a_forked_child_has_copies_of_the_sockets(sta
 def test_the_peers_unmap_a_dropped_segment(start: Start) -> None:
     ranks = start(2)
     for rank in ranks:
-        rank.make_segment(1, 4096)
-        rank.communicator.announce(SegmentDropped(1))
-    for work in [rank.launch() for rank in ranks]:
-        work.wait()
+        rank.host.allocate(10, torch.float32)
     gc.collect()
-    assert [sorted(rank.communicator._segments) for rank in ranks] == [[(1, 0)], [(0, 0)]]
+    for _ in range(MESSAGES_EVERY + 2):
+        for work in [rank.launch() for rank in ranks]:
+            work.wait()
+    assert [sorted(rank.host._theirs) for rank in ranks] == [[(1, 0)], [(0, 0)]]
+
+
+def test_without_an_order_of_writes_messages_wake_the_ranks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on processors other than x86."""
+    monkeypatch.setattr(control_block, "ORDERS_WRITES", False)
+    ranks = start(3)
+    for rank in ranks:
+        rank.tensor.fill_(1)
+    for _ in range(20):
+        for work in [rank.launch() for rank in ranks]:
+            work.wait()
+    assert ranks[0].tensor.eq(3.0**20).all()
+
+
+def test_a_copy_is_not_used_again_before_its_result_has_been_copied_back(start: Start) -> None:
+    """All ranks are done, but this one has not looked yet, when it launches the next."""
+    ranks = start(2)
+    first = [torch.full((100_000,), rank + 1.0) for rank in range(2)]
+    works = [rank.all_reduce(tensor) for rank, tensor in zip(ranks, first, strict=True)]
+    works[1].wait()
+    with ranks[0].host._turn:  # the thread of rank 0 has not got so far
+        works.append(ranks[0].all_reduce(torch.zeros(100_000)))
+    works.append(ranks[1].all_reduce(torch.zeros(100_000)))
+    for work in works:
+        work.wait()
+    assert first[0].eq(3).all()
+    assert first[1].eq(3).all()
 
 
 def test_the_thread_adds_alone() -> None:
@@ -307,7 +323,7 @@ def test_the_thread_adds_alone() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        ranks = [Rank(rank, peers, numel=3_000_000) for rank, peers in enumerate(connected(2))]
+        ranks = start_ranks(2, numel=3_000_000)
         num_threads = len(os.listdir("/proc/self/task"))
         for work in [rank.launch() for rank in ranks]:
             work.wait()

@@ -2,27 +2,36 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from minddp.transport.shared_memory import messages, rendezvous, segments
-from minddp.transport.shared_memory.messages import ChunksDone
-from minddp.transport.shared_memory.peer_sockets import Peer
-from minddp.transport.shared_memory.rendezvous import CannotConnect, connect, gather_hosts, name_of_host
+from minddp.transport.shared_memory import rendezvous, segments
+from minddp.transport.shared_memory.host_communicator import HostCommunicator
+from minddp.transport.shared_memory.rendezvous import CannotConnect, connect_ranks, gather_hosts, name_of_host
 from tests.transport.threads import ThreadGroup, on_threads
 
 
-def connected_by(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer]:
-    gather_hosts(group.of(rank), name_of_host())
-    return connect(group.of(rank), range(group.world_size), timeout_s)
+@pytest.fixture(autouse=True)
+def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "CONNECT_LIMIT_S", 1.0)
 
 
-def outcome(group: ThreadGroup, rank: int, timeout_s: float = 5.0) -> dict[int, Peer] | str:
+def connected_by(gather: Callable[[object], list[Any]], rank: int, world_size: int) -> HostCommunicator:
+    gather_hosts(gather, name_of_host())
+    return connect_ranks(gather, rank, range(world_size))
+
+
+def outcome(group: ThreadGroup, rank: int) -> HostCommunicator | str:
     try:
-        return connected_by(group, rank, timeout_s)
+        return connected_by(group.gather_on(rank), rank, group.world_size)
     except CannotConnect as obstacle:
         return str(obstacle)
+
+
+def peers_of(hosts: list[HostCommunicator]) -> list[dict[int, Any]]:
+    return [host._peers._peers for host in hosts]
 
 
 def num_descriptors() -> int:
@@ -31,15 +40,13 @@ def num_descriptors() -> int:
 
 def test_every_rank_is_connected_with_every_other() -> None:
     group = ThreadGroup(4)
-    peers = on_threads(4, lambda rank: connected_by(group, rank))
-    for rank, others in enumerate(peers):
+    hosts = on_threads(4, lambda rank: outcome(group, rank))
+    for rank, others in enumerate(peers_of(hosts)):
         assert sorted(others) == [other for other in range(4) if other != rank]
-        for other, peer in others.items():
-            messages.send(peer.socket, ChunksDone(10 * rank + other))
-    for rank, others in enumerate(peers):
-        for other, peer in others.items():
-            assert next(messages.receive(peer.socket)) == (ChunksDone(10 * other + rank), [])
-            peer.close()
+        hosts[rank].begun.raise_to(10 + rank)
+    assert all(host.begun.behind(13) == [0, 1, 2] for host in hosts)
+    for host in hosts:
+        host.end()
 
 
 def test_a_system_without_memfd_is_an_obstacle_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,71 +60,72 @@ def test_what_one_rank_cannot_do_stops_all(monkeypatch: pytest.MonkeyPatch) -> N
 
     def create_once(nbytes: int) -> int:
         calls.append(nbytes)
-        if len(calls) == 2:
+        if len(calls) == 1:
             raise OSError(1, "Operation not permitted")
         return create(nbytes)
 
     monkeypatch.setattr(segments, "create", create_once)
     before, group = num_descriptors(), ThreadGroup(3)
-    outcomes = on_threads(3, lambda rank: outcome(group, rank, timeout_s=1.0))
+    outcomes = on_threads(3, lambda rank: outcome(group, rank))
     assert len(set(outcomes)) == 1
     assert "cannot share memory with the others" in outcomes[0]
     assert num_descriptors() == before
 
 
-def test_a_process_without_the_token_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    gather, strangers = rendezvous.gather_json, []
+def test_a_process_without_the_token_is_rejected() -> None:
+    group, strangers = ThreadGroup(2), []
 
-    def gather_after_strangers(group: Any, value: Any) -> list[Any]:
-        if "token" in value:
-            for greeting in (b"", b"hello", b"? 1", f"{'0' * len(value['token'])} 1".encode()):
-                stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                stranger.connect(bytes.fromhex(value["address"]))
-                stranger.send(greeting) if greeting else stranger.close()
-                strangers.append(stranger)
-        return gather(group, value)
+    def gather_after_strangers(rank: int) -> Callable[[object], list[Any]]:
+        gather = group.gather_on(rank)
 
-    monkeypatch.setattr(rendezvous, "gather_json", gather_after_strangers)
-    group = ThreadGroup(2)
-    for others in on_threads(2, lambda rank: connected_by(group, rank)):
-        assert len(others) == 1
-        [peer] = others.values()
-        peer.close()
+        def visit(value: Any) -> list[Any]:
+            if isinstance(value, tuple):
+                address, token = value
+                for greeting in (b"", b"hello", b"? 1", f"{'0' * len(token)} 1".encode()):
+                    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    stranger.connect(bytes.fromhex(address))
+                    stranger.send(greeting) if greeting else stranger.close()
+                    strangers.append(stranger)
+            return gather(value)
+
+        return visit
+
+    hosts = on_threads(2, lambda rank: connected_by(gather_after_strangers(rank), rank, 2))
+    assert [list(others) for others in peers_of(hosts)] == [[1], [0]]
     assert len(strangers) == 8
-    for stranger in strangers:
-        stranger.close()
+    for closeable in strangers:
+        closeable.close()
+    for host in hosts:
+        host.end()
 
 
-def test_a_rank_that_reaches_another_process_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    gather = rendezvous.gather_json
+def test_a_rank_that_reaches_another_process_stops_all() -> None:
+    group = ThreadGroup(2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other_job:
         other_job.bind("")
         other_job.listen()
 
-        def gather_a_wrong_address(group: Any, value: Any) -> list[Any]:
-            if "token" in value:
-                value = {**value, "address": other_job.getsockname().hex()}
-            return gather(group, value)
+        def connect_elsewhere(rank: int) -> str:
+            gather = group.gather_on(rank)
 
-        monkeypatch.setattr(rendezvous, "gather_json", gather_a_wrong_address)
-        group = ThreadGroup(2)
-        for obstacle in on_threads(2, lambda rank: outcome(group, rank, timeout_s=0.5)):
-            assert "rank 0 cannot share memory with the others: timed out" in obstacle
+            def mislead(value: Any) -> list[Any]:
+                return gather((other_job.getsockname().hex(), value[1]) if isinstance(value, tuple) else value)
+
+            with pytest.raises(CannotConnect) as obstacle:
+                connected_by(mislead, rank, 2)
+            return str(obstacle.value)
+
+        for obstacle in on_threads(2, connect_elsewhere):
+            assert "cannot share memory with the others: " in obstacle
 
 
-def test_processes_can_be_watched() -> None:
+@pytest.mark.parametrize("can_be_watched", [True, False])
+def test_processes_are_watched_if_the_system_can(monkeypatch: pytest.MonkeyPatch, can_be_watched: bool) -> None:
+    if not can_be_watched:
+        monkeypatch.delattr(os, "pidfd_open")
     group = ThreadGroup(2)
-    peers = on_threads(2, lambda rank: connected_by(group, rank))
-    for others in peers:
-        for peer in others.values():
-            assert (peer.process is not None) == hasattr(os, "pidfd_open")
-            peer.close()
-
-
-def test_processes_that_cannot_be_watched_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "pidfd_open")
-    group = ThreadGroup(2)
-    for others in on_threads(2, lambda rank: connected_by(group, rank)):
-        for peer in others.values():
-            assert peer.process is None
-            peer.close()
+    hosts = on_threads(2, lambda rank: outcome(group, rank))
+    for others in peers_of(hosts):
+        assert [peer.process is not None for peer in others.values()] == [can_be_watched]
+    for host in hosts:
+        host.end()

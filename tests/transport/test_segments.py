@@ -15,20 +15,28 @@ def num_mapped() -> int:
     return sum("memfd:minddp" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
+def mapped_segment(nbytes: int) -> segments.Segment:
+    descriptor = segments.create(nbytes)
+    try:
+        return segments.attach(descriptor, nbytes, number=0)
+    finally:
+        os.close(descriptor)
+
+
 def test_two_mappings_are_one_memory() -> None:
     descriptor = segments.create(4096)
-    here = segments.attach(os.dup(descriptor), 4096)
-    there = segments.attach(descriptor, 4096)
-    assert len({segments.tensor_over(segment, torch.uint8, 1).data_ptr() for segment in (here, there)}) == 2
-    segments.tensor_over(here, torch.float32, 4).copy_(torch.arange(4))
-    assert segments.tensor_over(there, torch.float32, 3, offset_bytes=4).tolist() == [1, 2, 3]
+    here, there = (segments.attach(descriptor, 4096, number) for number in range(2))
+    os.close(descriptor)
+    assert len({segment.tensor(torch.uint8, 1).data_ptr() for segment in (here, there)}) == 2
+    here.tensor(torch.float32, 4).copy_(torch.arange(4))
+    assert there.tensor(torch.float32, 3, offset_bytes=4).tolist() == [1, 2, 3]
 
 
 def test_a_tensor_keeps_its_segment_and_nothing_else_does() -> None:
     gc.collect()
     mapped, opened = num_mapped(), len(os.listdir("/proc/self/fd"))
-    segment = segments.attach(segments.create(1 << 16), 1 << 16)
-    part = segments.tensor_over(segment, torch.float32, 1 << 14)[100:200].view(10, 10)
+    segment = mapped_segment(1 << 16)
+    part = segment.tensor(torch.float32, 1 << 14)[100:200].view(10, 10)
     del segment
     assert num_mapped() == mapped + 1
     assert part.sum() == 0
@@ -37,7 +45,7 @@ def test_a_tensor_keeps_its_segment_and_nothing_else_does() -> None:
 
 
 def test_it_has_no_name() -> None:
-    segment = segments.attach(segments.create(4096), 4096)
+    segment = mapped_segment(4096)
     assert not [name for name in os.listdir("/dev/shm") if "minddp" in name]
     assert len(segment) == 4096
 

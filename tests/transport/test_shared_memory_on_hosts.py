@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from minddp.transport.process_group import ProcessGroupTransport
-from minddp.transport.shared_memory.shared_memory_transport import DTYPES
+from minddp.transport.shared_memory.control_block import DTYPES
 from tests.ranks import on_ranks
 from tests.transport.places import CPU, default_group, footprint, ones, opened_on
 
@@ -37,9 +37,6 @@ def test_tensors_of_all_kinds_are_summed(rank: int, letters: str) -> None:
     leaf = torch.nn.Parameter(torch.full((5,), rank + 1.0))
     tensors = {
         "a part": shared[10:20].view(2, 5),
-        "columns": (rank + 1) * torch.arange(12.0).view(3, 4).t(),
-        "strided": torch.full((100,), rank + 1.0)[::2],
-        "strided, allocated": transport.allocate(100, torch.float32, CPU).fill_(rank + 1)[::2],
         "one": torch.tensor([rank + 1]),
         "empty": torch.empty(0),
         "empty, allocated": transport.allocate(0, torch.float32, CPU),
@@ -117,7 +114,9 @@ def test_a_rank_that_is_busy_elsewhere_delays_no_other(rank: int, letters: str) 
 @everywhere
 def test_a_new_group_works_after_a_failure(rank: int, letters: str) -> None:
     transport, on_the_other_host = opened_on(letters), letters[rank] != "a"
-    words = "has failed" if on_the_other_host else "rank 0 has 10 elements of torch.float32, but rank 1 has 11"
+    words = (
+        "has failed" if on_the_other_host else "rank 0 calls all_reduce of 10 elements of torch.float32, but rank 1"
+    )
     with pytest.raises(RuntimeError, match=words):
         transport.all_reduce(ones(transport, 10 + rank)).wait()
     del transport
@@ -154,17 +153,17 @@ def test_many_transports_leave_nothing(rank: int, letters: str, times: int) -> N
 def test_unused_memory_is_released_on_all_ranks(rank: int, letters: str) -> None:
     """Buckets are replaced while one of the old gradients is kept; then none is."""
     transport = opened_on(letters)
-    bucket = ones(transport, 1000)
+    bucket = ones(transport, 100_000)
     transport.all_reduce(bucket).wait()
     mapped_before = footprint()[2]
     dist.barrier()  # or a faster peer's next segment would be counted
     held = bucket[5:7]
     for _ in range(10):
-        bucket = ones(transport, 1000)
+        bucket = ones(transport, 100_000)
         transport.all_reduce(bucket).wait()
     kept = held.tolist()
     del held
-    for _ in range(2):  # the first one sends the messages to the peers, the second follows their receipt
+    for _ in range(130):  # the first one sends the messages to the peers, which read them at times
         transport.all_reduce(bucket).wait()
     dist.barrier()
     assert kept == [len(letters)] * 2

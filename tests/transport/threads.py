@@ -6,13 +6,14 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
-
+from minddp.transport.shared_memory import segments
+from minddp.transport.shared_memory.control_block import ControlBlock
 from minddp.transport.shared_memory.peer_sockets import Peer
+from minddp.transport.shared_memory.segments import Segment
 
 TIMEOUT_S = 20.0
 
@@ -32,29 +33,41 @@ def connected(world_size: int) -> list[dict[int, Peer]]:
     return peers
 
 
+def control_blocks(world_size: int) -> list[Segment]:
+    """For each rank, a mapping of the same control block."""
+    nbytes = ControlBlock.nbytes(world_size)
+    descriptor = segments.create(nbytes)
+    blocks = [segments.attach(descriptor, nbytes, -1) for _ in range(world_size)]
+    os.close(descriptor)
+    return blocks
+
+
 class ThreadGroup:
-    """What a group of ranks as threads has in common; `of(rank)` is what one of them sees."""
+    """What ranks as threads gather."""
 
     def __init__(self, world_size: int):
         self.world_size = world_size
-        self.barrier = threading.Barrier(world_size)
-        self.gathered: list[Any] = [None] * world_size
+        self._barrier = threading.Barrier(world_size)
+        self._gathered: list[Any] = [None] * world_size
+
+    def gather_on(self, rank: int) -> Callable[[object], list[Any]]:
+        def gather(value: object) -> list[Any]:
+            self._gathered[rank] = value
+            self._barrier.wait(TIMEOUT_S)
+            gathered = list(self._gathered)
+            self._barrier.wait(TIMEOUT_S)
+            return gathered
+
+        return gather
 
     def of(self, rank: int) -> ThreadGroupRank:
         return ThreadGroupRank(self, rank)
 
 
 class ThreadGroupRank:
-    """As much of a transport as the rendezvous needs."""
+    """As much of a transport as what replicas agree on needs."""
 
     def __init__(self, group: ThreadGroup, rank: int):
         self.rank = rank
         self.world_size = group.world_size
-        self._group = group
-
-    def all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        self._group.gathered[self.rank] = tensor
-        self._group.barrier.wait(TIMEOUT_S)
-        gathered = list(self._group.gathered)
-        self._group.barrier.wait(TIMEOUT_S)
-        return gathered
+        self.all_gather = group.gather_on(rank)

@@ -44,14 +44,40 @@ def ring_order(chunk: int, world_size: int) -> AdditionOrder:
     return [(target, source) for source, target in pairwise(ring)]
 
 
-def all_reduce_chunk(addends: Tensors, order: AdditionOrder) -> None:
+def pieces(
+    world_size: int, numel: int, itemsize: int, first: int, last: int
+) -> Iterator[tuple[int, int, AdditionOrder]]:
+    """The elements from `first` to `last` in pieces that are added in one order: start, stop and the order."""
+    if world_size == 2:  # a + b is b + a
+        yield first, last, ring_order(1, 2)
+        return
+    for chunk in range(world_size):
+        start, stop = chunk_bounds(chunk, world_size, numel, itemsize)
+        start, stop = max(start, first), min(stop, last)
+        if start < stop:
+            yield start, stop, ring_order(chunk, world_size)
+
+
+def all_reduce_chunk(addends: Tensors, chunk: int) -> None:
     """Replace all of `addends`, one flat tensor for each rank, by their sum."""
+    order = ring_order(chunk, len(addends))
     for blocks in in_blocks(addends):
         copy_to_all(blocks, reduce_in_order(blocks, order))
 
 
+def sum_in_order(addends: Tensors, order: AdditionOrder, output: torch.Tensor) -> None:
+    """Write the sum to `output`. The addends stay as they are, unless one of them is `output`."""
+    (second, first), *rest = order
+    for output_block, *blocks in in_blocks([output, *addends]):
+        torch.add(blocks[second], blocks[first], out=output_block)
+        for target, _ in rest:
+            output_block.add_(blocks[target])
+
+
 def in_blocks(tensors: Tensors) -> Iterator[Tensors]:
     """Flat tensors of one length, block by block."""
+    if tensors[0].numel() <= BLOCK_NUMEL:
+        return iter([tensors])
     return zip(*(tensor.split(BLOCK_NUMEL) for tensor in tensors), strict=True)
 
 

@@ -1,194 +1,551 @@
-"""One rank's part in all-reduces: receive the peers' messages, reduce chunks, announce the chunks that are done.
+"""One rank's part in the collectives of its host: it begins them in order, advances them, and fails them together.
 
-An all-reduce takes two kinds of messages, `AddendReady` and `ChunksDone`, and each pair of ranks has a socket for
-them. A waiting rank sleeps in `poll` on all of its sockets. Messages also order memory: data written before a
-message was sent can be read once it has arrived, since the kernel takes a lock to pass it on.
+A collective in flight is a generator (`collectives.py`) that waits for a counter. Two things can advance it, one at
+a time (`_turn`):
 
-When a process ends, by whatever signal, its descriptor wakes all peers. A rank that exits cleanly sends `Leaving`
-with its reason. A rank that is only slow has the group's time limit. `make_progress` never waits for room in a
-socket, so no two ranks can wait for each other: the next `ChunksDone` replaces one that could not be sent.
-`launch` may wait for room, since the other ranks always make progress.
+- A thread that waits for a collective. It polls the counters for a while (`spin_wait.py`), then it sleeps until a
+  peer raises a counter.
+- The progress thread, for a rank that computes, or waits for something else, while others need its part. To wake it
+  costs 0.2 ms of a core on which backward computes, and its additions would take the core for work that is not
+  urgent yet. So it sleeps for `progress_delay_s` first, unless somebody waits in C++, for a future, where the
+  waiting thread cannot help: then the collective is urgent.
+
+When a process ends, by whatever signal, its descriptor wakes all peers. A rank that leaves gives its reason. A rank
+that is only slow has the time limit of the collective.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from minddp.transport.shared_memory import messages, segments
-from minddp.transport.shared_memory.addition_order import all_reduce_chunk, chunk_bounds, ring_order
-from minddp.transport.shared_memory.peer_sockets import Peer, PeerSockets
-from minddp.transport.shared_memory.reduction_tracker import ReductionTracker
+from minddp.platform import wording
+from minddp.transport.shared_memory import segments
+from minddp.transport.shared_memory.control_block import (
+    NUM_CALLS,
+    PROGRESS_ASLEEP,
+    WAITER_ASLEEP,
+    Call,
+    ControlBlock,
+    Counter,
+)
+from minddp.transport.shared_memory.peer_sockets import (
+    Ended,
+    Leaving,
+    Message,
+    Peer,
+    PeerSockets,
+    SegmentCreated,
+    SegmentDropped,
+)
 from minddp.transport.shared_memory.segments import Segment
+from minddp.transport.spin_wait import SpinWait
+
+SAME_CALLS = "All ranks must make the same calls in the same order."
+PROGRESS_DELAY_S = 0.02  # longer than a wait for the last bucket, which the peers wait for as well
+PROGRESS_DELAY_BETWEEN_HOSTS_S = 0.001  # the network should be busy while backward computes
+GRACE_S = 10.0  # for a thread to end, and for a peer to receive a message
+MAX_COPY_AT_LAUNCH = 256 * 1024  # bytes; larger contributions are copied by another thread, or by a wait
+MESSAGES_EVERY = 64  # collectives: then a rank that never has to sleep reads which segments were dropped
+NOTHING = torch.empty(0)
+FOREVER = float("inf")
+_completing = threading.Lock()
 
 
-@dataclass(eq=False)
-class AllReduce:
-    """All-reduce `number` of this rank, in flight. `future` is done once the sum is there, or has an error."""
+class Contribution(NamedTuple):
+    """Where a rank's contribution lies in its shared memory, and the call that says so."""
 
-    number: int
-    tensor: torch.Tensor  # flat; becomes the sum
-    copy_to: torch.Tensor | None  # receives the sum as well
-    deadline: float  # of time.monotonic()
-    future: torch.futures.Future[Any] = field(default_factory=torch.futures.Future)
+    call: Call
+    tensor: torch.Tensor  # flat
+    segment: Segment | None
+    is_callers: bool  # it is the caller's tensor itself, not a copy
+
+
+class Awaited(Protocol):
+    """What collective `number - 1` waits for: a counter, or a chunk on its way between hosts."""
+
+    def all_reach(self, number: int) -> bool: ...
+
+    def behind(self, number: int) -> list[int]:
+        """The ranks of this host that it waits for."""
+
+
+class Closeable(Protocol):
+    """The connection to other hosts, which ends with the one to the ranks of this host."""
+
+    def close(self, grace_s: float = ...) -> None: ...
+
+
+class Collective:
+    """A collective in flight. Once `is_done`, `error` is its error, if it has one."""
+
+    def __init__(self, number: int, call: Call, limit_s: float):
+        self.number = number
+        self.call = call
+        self.limit_s = limit_s
+        self.deadline = time.monotonic() + limit_s
+        self.steps: Any = None
+        self.waits_for: Awaited | None = None  # `None` until it has begun
+        self.is_inference = False
+        self.is_urgent = False  # the progress thread is not to hesitate
+        self.is_done = False
+        self.error: str | None = None
+        self.when_done: list[Callable[[Collective], object]] | None = []  # `None` once they have been called
+
+    def __str__(self) -> str:
+        return f"{self.call.kind.name.lower()} {self.number}"
 
 
 class HostCommunicator:
-    """All-reduces among the ranks of one host: `rank` and its `peers`.
+    """The view of rank `rank` of the host. Ranks are numbered from 0 here; `names` are those for messages."""
 
-    `make_progress` and `leave`, and the methods that they call, are for one thread at a time; any thread may call
-    the others.
-    """
+    def __init__(
+        self,
+        rank: int,
+        peers: Mapping[int, Peer],
+        control: Segment,
+        names: Sequence[int],
+        spin_wait: SpinWait,
+        lane: Closeable | None = None,
+    ):
+        self.rank = rank
+        self.num_ranks = len(peers) + 1
+        self.lane = lane
+        self.progress_delay_s = PROGRESS_DELAY_S if lane is None else PROGRESS_DELAY_BETWEEN_HOSTS_S
+        self._names = names
+        self._control = ControlBlock(control, self.num_ranks, rank)
+        self.begun, self.done = self._control.begun, self._control.done
+        self._peers = PeerSockets(peers)
+        self.wake_self = self._peers.wake_self
+        self._spin_wait = spin_wait
 
-    progress_delay_s = 0.02  # longer than a wait for the last bucket, which the peers wait for as well
-
-    def __init__(self, rank: int, peers: Mapping[int, Peer], timeout_s: float):
-        self._rank = rank
-        self._ranks = sorted([rank, *peers])
-        self._chunk = self._ranks.index(rank)  # that this rank owns
-        self._timeout_s = timeout_s
-        self._sockets = PeerSockets(rank, peers, timeout_s)
-        self.announce = self._sockets.send  # that a segment is new or not used any more
-        self.close = self._sockets.shut_down  # then `make_progress` sets `is_closed`
-        self.is_closed = False
-
-        # All-reduces of this rank in order, which `launch` adds and `make_progress` removes
+        # Collectives of this rank
         self._num_launched = 0
-        self._in_flight: deque[AllReduce] = deque()
-        self._tracker = ReductionTracker(rank, self._ranks)
-        self._num_announced = dict.fromkeys(peers, 0)  # by peer: our chunks that it knows to be done
+        self._in_flight: dict[int, Collective] = {}  # by number, in order
+        self._num_done = 0
+        self._done_early: set[int] = set()  # numbers above `_num_done`
+        self._failure: str | None = None  # the error of every collective from now on
+        self._ended: dict[int, Leaving | Ended] = {}  # ranks that join no further collective
 
-        self._segments: dict[tuple[int, int], Segment] = {}  # of the peers, by rank and number
-        self._failure: str | None = None  # the error of every all-reduce from now on
+        # Memory
+        self._ours: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()  # ours, by address
+        self._num_created = 0
+        self._dropped: deque[int] = deque()  # numbers of freed segments that the peers have not unmapped yet
+        self._staging: list[tuple[Segment, Collective]] = []  # with the one that used it last
+        self._theirs: dict[tuple[int, int], Segment] = {}  # by rank and number
+
+        self._launching = threading.Lock()
+        self._turn = threading.Lock()
+        self._urgent = threading.Event()
+        self._is_woken = False  # the progress thread, by this rank itself
+        thread = _ProgressThread(self, self._control, self._peers, self._urgent)
+        thread.start()
+        self.end = weakref.finalize(self, thread.end)
 
     # ------------------------------------------------------------------ for any thread
 
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor whose collectives need no copies."""
+        with torch.inference_mode(False):  # so that the progress thread may write to it
+            return self._create_segment(numel * dtype.itemsize).tensor(dtype, numel)
+
     def launch(
-        self, addend: torch.Tensor, segment: Segment, offset_bytes: int, copy_to: torch.Tensor | None = None
-    ) -> AllReduce:
-        """Begin to all-reduce `addend`, a flat tensor in `segment`, and then to copy the sum to `copy_to`."""
-        all_reduce = AllReduce(self._num_launched, addend, copy_to, time.monotonic() + self._timeout_s)
-        self._num_launched += 1
-        self._in_flight.append(all_reduce)
-        ready = messages.AddendReady(all_reduce.number, segment.number, offset_bytes, addend.numel(), addend.dtype)
-        self._sockets.send(ready, also_to_self=True)
-        return all_reduce
+        self,
+        steps: Callable[..., Any],
+        call: Call,
+        *tensors: Any,
+        limit_s: float,
+        in_place: bool,
+        is_waited_for: bool,
+    ) -> Collective:
+        """Begin a collective. The first of `tensors`, if there is any, is this rank's contribution, flat.
 
-    def wait_for_message(self) -> None:
-        """Sleep until `make_progress` has something to do."""
-        self._sockets.sleep(self._limit_ms(float("inf")))
+        Args:
+            in_place: the contribution may stay where it is if that is shared memory.
+            is_waited_for: the caller waits at once.
+        """
+        while self._dropped:
+            self._peers.send(SegmentDropped(self._dropped.popleft()), limit_s=limit_s)
+        with self._launching:
+            number = self._num_launched
+            collective = Collective(number, call, limit_s)
+            ours = self._contribute(collective, tensors[0] if tensors else None, in_place)
+            collective.is_inference = any(isinstance(t, torch.Tensor) and t.is_inference() for t in tensors)
+            collective.steps = steps(self, number, ours, *tensors)
+            self._in_flight[number] = collective
+            self._num_launched += 1
+        copies = ours.tensor.nbytes if not ours.is_callers else 0
+        if copies > MAX_COPY_AT_LAUNCH and not is_waited_for:
+            self.hurry(collective)
+        elif self._turn.acquire(blocking=False):
+            try:
+                finished = self._advance(only_begin=True)
+            finally:
+                self._turn.release()
+            _complete(finished)
+            if not is_waited_for:
+                self._hand_over()
+        else:
+            self._peers.wake_self()
+        return collective
 
-    # ------------------------------------------------------------------ for one thread at a time
+    def hurry(self, collective: Collective) -> None:
+        """Let the progress thread advance it without delay."""
+        collective.is_urgent = True
+        self._urgent.set()
+        self._peers.wake_self()
 
-    def make_progress(self, limit_s: float) -> bool:
-        """Wait up to `limit_s` seconds for messages and handle them. True if any came; then there may be more."""
-        events = self._sockets.poll(self._limit_ms(limit_s))
+    def call_when_done(
+        self, collective: Collective, call: Callable[[Collective], object], is_urgent: bool = True
+    ) -> None:
+        """Call it in the thread that completes the collective; if urgent, the progress thread does not hesitate."""
+        with _completing:
+            is_completed = collective.when_done is None
+            if collective.when_done is not None:
+                collective.when_done.append(call)
+        if is_completed:
+            call(collective)
+        elif is_urgent:
+            self.hurry(collective)
+
+    def wait_for(self, collective: Collective, limit_s: float = FOREVER) -> bool:
+        """Advance until `collective` is done; False if it is not done within the limit."""
+        end = time.monotonic() + limit_s
+        while not collective.is_done and (left_s := end - time.monotonic()) > 0:
+            if not self._turn.acquire(timeout=min(left_s, self.progress_delay_s)):
+                continue  # another thread advances
+            finished: list[Collective] = []
+            try:
+                finished = self._advance_within(left_s, collective)
+            finally:
+                self._turn.release()
+                _complete(finished)
+        if collective.number % MESSAGES_EVERY == 0 and self._turn.acquire(blocking=False):
+            try:
+                self._handle(self._peers.poll(0))
+            finally:
+                self._turn.release()
+        self._hand_over()
+        return collective.is_done
+
+    # ------------------------------------------------------------------ for a collective
+
+    def begin(self, number: int, ours: Contribution) -> Counter:
+        """This rank's contribution is complete."""
+        self._control.write_call(number, ours.call)
+        self.begun.raise_to(number + 1)
+        self._wake()
+        return self.begun
+
+    def contributions(self, number: int, ours: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
+        """Elements `start` to `stop` of the contribution of each rank; this rank's own are those of `ours`."""
+        return [
+            ours[start:stop] if rank == self.rank else self.contribution(number, rank, start, stop)
+            for rank in range(self.num_ranks)
+        ]
+
+    def contribution(self, number: int, rank: int, start: int, stop: int) -> torch.Tensor:
+        """Elements `start` to `stop` of the contribution of another rank."""
+        call = self._control.call_of(rank, number)
+        if (rank, call.segment) not in self._theirs:  # its message came before the call
+            self._handle(self._peers.poll(0))
+        segment = self._theirs[rank, call.segment]
+        return segment.tensor(call.dtype, stop - start, call.offset_bytes + start * call.dtype.itemsize)
+
+    def finish(self, number: int) -> None:
+        """This rank touches no memory of the others any more. The counter is raised in the order of numbers."""
+        self._done_early.add(number)
+        while self._num_done in self._done_early:
+            self._done_early.remove(self._num_done)
+            self._num_done += 1
+        self.done.raise_to(self._num_done)
+        self._wake()
+
+    def _wake(self) -> None:
+        if asleep := self._control.to_wake():
+            self._peers.wake(asleep)
+
+    # ------------------------------------------------------------------ for the thread whose turn it is
+
+    def _advance_within(self, limit_s: float, awaited: Collective) -> list[Collective]:
+        """Wait until a collective is done, at most `limit_s` seconds. Returns all that are."""
+        end = time.monotonic() + limit_s
+        while True:
+            if (finished := self._advance()) or awaited.is_done:
+                return finished
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return []
+            self._spin_wait.spin(self._can_advance, left_s)
+            if self._can_advance():
+                continue
+            self._control.set_asleep(WAITER_ASLEEP, True)
+            try:
+                if not self._can_advance():
+                    self._handle(self._peers.poll(self._limit_ms(left_s)))
+            finally:
+                self._control.set_asleep(WAITER_ASLEEP, False)
+            if failed := self._fail_if_hopeless():
+                return failed
+
+    def _advance(self, only_begin: bool = False) -> list[Collective]:
+        """Take every step that is possible now. Returns the collectives that are done."""
+        finished: list[Collective] = []
         try:
-            for rank, message, descriptors in self._sockets.receive(events):
-                self._handle(rank, message, descriptors)
-            if self._failure is None:
-                self._reduce()
-                self._announce_chunks_done()
-                self._complete()
-            else:
-                self._fail(self._failure)  # all-reduces that were launched since
-        except BaseException as error:  # half a sum is useless, and a second attempt would add twice
+            for collective in list(self._in_flight.values()):
+                if collective.waits_for is None and not self._has_room_for(collective.number):
+                    break
+                if self._failure is None and self._step(collective, only_begin):
+                    finished.append(collective)
+        except BaseException as error:  # half a result is useless, and a second attempt would add twice
             reason = error if isinstance(error, RuntimeError) else repr(error)
-            self._fail(f"Rank {self._rank} cannot continue its all-reduces: {reason}")
+            self._fail(f"Rank {self._names[self.rank]} cannot continue its collectives: {reason}")
             if not isinstance(error, Exception):
                 raise
-        return bool(events)
+        if self._failure is not None:
+            for collective in list(self._in_flight.values()):
+                if collective not in finished:
+                    collective.error = self._failure
+                    finished.append(collective)
+        for collective in finished:
+            del self._in_flight[collective.number]
+            collective.steps, collective.is_done = None, True
+        return finished
 
-    def leave(self) -> None:
-        """Disconnect from the peers. All-reduces in flight fail."""
-        self._fail("The wrapper was dropped while this all-reduce was in flight.", reason_for_peers="")
-        self._sockets.close()
-        self._segments.clear()
+    def _step(self, collective: Collective, only_begin: bool) -> bool:
+        """True if the collective is done."""
+        number = collective.number
+        if only_begin and collective.waits_for is not None:
+            return False
+        while collective.waits_for is None or collective.waits_for.all_reach(number + 1):
+            if collective.waits_for is self.begun:
+                self._require_same_call(number)
+            if collective.is_inference:
+                with torch.inference_mode():  # each thread has a mode of its own
+                    collective.waits_for = next(collective.steps, None)
+            else:
+                collective.waits_for = next(collective.steps, None)
+            if collective.waits_for is None:
+                return True
+            if only_begin:
+                return False
+        return False
+
+    def _can_advance(self) -> bool:
+        for collective in list(self._in_flight.values()):
+            if collective.waits_for is None:
+                return self._has_room_for(collective.number)
+            if collective.waits_for.all_reach(collective.number + 1):
+                return True
+        return False
+
+    def _has_room_for(self, number: int) -> bool:
+        return number < NUM_CALLS or self.done.all_reach(number - NUM_CALLS + 1)
+
+    def _require_same_call(self, number: int) -> None:
+        if (ranks := self._control.first_difference(number)) is not None:
+            calls = [f"rank {self._names[rank]} calls {self._control.call_of(rank, number)}" for rank in ranks]
+            raise RuntimeError(f"In collective {number} {', but '.join(calls)}. {SAME_CALLS}")
+
+    def _handle(self, events: Sequence[tuple[int, int]]) -> None:
+        for rank, message, descriptors in self._peers.receive(events):
+            self._handle_message(rank, message, descriptors)
+
+    def _handle_message(self, rank: int, message: Message, descriptors: Sequence[int]) -> None:
+        match message:
+            case SegmentCreated():
+                try:
+                    self._theirs[rank, message.number] = segments.attach(
+                        descriptors[0], message.nbytes, message.number
+                    )
+                finally:
+                    os.close(descriptors[0])
+            case SegmentDropped():
+                self._theirs.pop((rank, message.number), None)
+            case Leaving() | Ended():
+                self._ended.setdefault(rank, message)
+                self._peers.disconnect(rank)
 
     def _limit_ms(self, limit_s: float) -> float | None:
         """The time to sleep in milliseconds: at most `limit_s`, and until the first deadline."""
-        with suppress(IndexError):  # none is in flight
-            limit_s = min(limit_s, self._in_flight[0].deadline - time.monotonic())
-        return None if limit_s == float("inf") else max(limit_s, 0) * 1000
+        with suppress(StopIteration):  # none is in flight
+            limit_s = min(limit_s, next(iter(self._in_flight.values())).deadline - time.monotonic())
+        return None if limit_s == FOREVER else max(limit_s, 0) * 1000
 
-    def _handle(self, rank: int, message: messages.Message, descriptors: Sequence[int]) -> None:
-        match message:
-            case messages.AddendReady():
-                self._tracker.add_addend(rank, message)
-            case messages.ChunksDone():
-                self._tracker.num_done[rank] = message.total
-            case messages.SegmentCreated():
-                self._segments[rank, message.number] = segments.attach(descriptors[0], message.nbytes)
-            case messages.SegmentDropped():
-                del self._segments[rank, message.number]
-            case messages.Ended() if rank == self._rank:
-                self.is_closed = True
-            case messages.Leaving() | messages.Ended():
-                self._tracker.ended.setdefault(rank, message)
-                self._sockets.disconnect(rank)
+    def _fail_if_hopeless(self) -> list[Collective]:
+        """Fail all collectives if the first one can never be done."""
+        first = next(iter(self._in_flight.values()), None)
+        if first is None or first.waits_for is None:
+            return []
+        behind = first.waits_for.behind(first.number + 1)
+        for rank in behind:
+            if rank in self._ended:
+                self._fail(self._reason(self._names[rank], self._ended[rank], str(first)))
+                return self._advance()
+        if time.monotonic() >= first.deadline and behind and isinstance(first.waits_for, Counter):
+            names = [self._names[rank] for rank in behind]
+            late = wording.subject(names, "has", "have")
+            if first.waits_for is self.begun:
+                self._fail(f"{late} not begun {first} within {first.limit_s:g} s. {SAME_CALLS}")
+            else:
+                self._fail(
+                    f"{late} begun {first} and not finished it within {first.limit_s:g} s: a process is stopped, "
+                    f"or waits for another host."
+                )
+            return self._advance()
+        return []
 
-    def _reduce(self) -> None:
-        """Reduce our chunk of every all-reduce with all addends. See [Note: all-reduce in shared memory]."""
-        while (addends := self._tracker.next_to_reduce()) is not None:
-            start, stop = chunk_bounds(self._chunk, len(addends), addends[0].numel, addends[0].dtype.itemsize)
-            if start < stop:
-                all_reduce_chunk(self._parts(addends, start, stop), ring_order(self._chunk, len(addends)))
-            self._tracker.mark_reduced()
-            self._announce_chunks_done()
-
-    def _parts(self, addends: Sequence[messages.AddendReady], start: int, stop: int) -> list[torch.Tensor]:
-        """Elements `start` to `stop` of the addend of each rank."""
-        parts = []
-        for rank, addend in zip(self._ranks, addends, strict=True):
-            if rank == self._rank:
-                ours = self._in_flight[addend.reduction - self._in_flight[0].number]
-                parts.append(ours.tensor[start:stop])
-                continue
-            offset_bytes = addend.offset_bytes + start * addend.dtype.itemsize
-            segment = self._segments[rank, addend.segment]
-            parts.append(segments.tensor_over(segment, addend.dtype, stop - start, offset_bytes))
-        return parts
-
-    def _announce_chunks_done(self) -> None:
-        """Send the number of our chunks that are done to all peers that do not know it yet."""
-        done = messages.ChunksDone(self._tracker.num_done[self._rank])
-        for rank, num_announced in self._num_announced.items():
-            if num_announced != done.total and self._sockets.try_to_send(rank, done):
-                self._num_announced[rank] = done.total
-
-    def _complete(self) -> None:
-        """Complete the all-reduces that are done; fail them all if the next one can never be done."""
-        while self._in_flight and self._tracker.is_done(self._in_flight[0].number):
-            done = self._in_flight[0]
-            result = done.tensor if done.copy_to is None else done.copy_to
-            if done.copy_to is not None:
-                with torch.inference_mode(done.copy_to.is_inference()):  # each thread has a mode of its own
-                    done.copy_to.copy_(done.tensor.view(done.copy_to.shape))
-            done.future.set_result([result])
-            self._in_flight.popleft()
-        if not self._in_flight:
-            return
-        waiting = self._in_flight[0]
-        failure = self._tracker.reason_for_failure(waiting.number)
-        if failure is None and time.monotonic() >= waiting.deadline:
-            failure = self._tracker.timeout_error(waiting.number, self._timeout_s)
-        if failure is not None:
-            self._fail(failure)
+    def _reason(self, name: int, last_message: Leaving | Ended, what: str) -> str:
+        match last_message:
+            case Ended():
+                return (
+                    f"Rank {name} was killed before {what} was done. Look for the cause there (a crash, out of "
+                    f"memory, a signal), and start all ranks again."
+                )
+            case Leaving(""):
+                return (
+                    f"Rank {name} has left before {what} was done: the process has ended, or its process group "
+                    f"was destroyed. {SAME_CALLS}"
+                )
+            case Leaving(reason):  # the failure of that rank, or one that it has heard of
+                return reason
 
     def _fail(self, error: str, reason_for_peers: str | None = None) -> None:
-        """Complete the all-reduces in flight, and all later ones, with an error. Peers receive the first reason."""
+        """Every collective in flight, and every later one, has this error. PeerSockets receive the first reason."""
         if self._failure is None:
             self._failure = error
-            reason = error if reason_for_peers is None else reason_for_peers
-            leaving = messages.Leaving(reason[: messages.MAX_REASON_CHARACTERS])
-            for rank in self._num_announced:
-                self._sockets.try_to_send(rank, leaving)
-                self._sockets.disconnect(rank)
-        while self._in_flight:
-            self._in_flight.popleft().future.set_exception(RuntimeError(self._failure))
+            self._peers.leave(error if reason_for_peers is None else reason_for_peers)
+            if self.lane is not None:
+                self.lane.close(0.0)
+
+    # ------------------------------------------------------------------ memory
+
+    def _contribute(self, collective: Collective, tensor: torch.Tensor | None, in_place: bool) -> Contribution:
+        """Where this rank's contribution lies: in `tensor` itself, if that is shared memory, or in a copy."""
+        call = collective.call
+        if tensor is None:
+            return Contribution(call, NOTHING, None, True)
+        address = tensor.untyped_storage().data_ptr()
+        if in_place and (segment := self._ours.get(address)) is not None:
+            call = call._replace(segment=segment.number, offset_bytes=tensor.data_ptr() - address)
+            return Contribution(call, tensor, segment, True)
+        segment = self._staging_segment(collective, tensor.nbytes)
+        with torch.inference_mode(False):  # so that the progress thread may write to it
+            copy = segment.tensor(tensor.dtype, tensor.numel())
+        return Contribution(call._replace(segment=segment.number), copy, segment, False)
+
+    def _staging_segment(self, collective: Collective, nbytes: int) -> Segment:
+        """A segment that no collective uses any more, on any rank, or a new one.
+
+        On this rank `is_done` says so: it may have to copy the result once all the others are done.
+        """
+        for index, (segment, last) in enumerate(self._staging):
+            if len(segment) >= nbytes and last.is_done and self.done.all_reach(last.number + 1):
+                del self._staging[index]
+                break
+        else:
+            segment = self._create_segment(segments.staging_bytes(nbytes))
+        self._staging.append((segment, collective))
+        return segment
+
+    def _create_segment(self, nbytes: int) -> Segment:
+        try:
+            descriptor = segments.create(nbytes)
+        except OSError as error:
+            raise RuntimeError(
+                f"Rank {self._names[self.rank]} has no room for {nbytes:,} bytes of shared memory: {error}. Give "
+                f'the job more memory, or use gloo alone: backend="gloo", and transport="process_group".'
+            ) from error
+        try:
+            segment = segments.attach(descriptor, nbytes, self._num_created)
+            self._num_created += 1
+            self._peers.send(SegmentCreated(segment.number, nbytes), [descriptor], limit_s=GRACE_S)
+        finally:
+            os.close(descriptor)
+        self._ours[torch.frombuffer(segment, dtype=torch.uint8).data_ptr()] = segment
+        weakref.finalize(segment, self._dropped.append, segment.number)
+        return segment
+
+    # ------------------------------------------------------------------ the progress thread
+
+    def _hand_over(self) -> None:
+        """No thread waits now: from here on the progress thread is woken."""
+        if self._in_flight:
+            self._control.set_asleep(PROGRESS_ASLEEP, True)
+            if not self._is_woken and self._can_advance():
+                self._is_woken = True
+                self._peers.wake_self()
+
+    def take_turn(self) -> float | None:
+        """Advance what can be. Returns how long the thread may sleep, in milliseconds."""
+        with self._turn:
+            self._is_woken = False
+            self._urgent.clear()
+            self._handle(self._peers.poll(0))
+            finished = self._advance() or self._fail_if_hopeless()
+            if any(collective.is_urgent for collective in list(self._in_flight.values())):
+                self._urgent.set()
+        if any(collective.is_urgent and collective.when_done for collective in finished):
+            # Callbacks of futures may wait for another collective
+            threading.Thread(target=_complete, args=(finished,), name="minddp callbacks", daemon=True).start()
+        else:
+            _complete(finished)
+        self._hand_over()
+        return self._limit_ms(FOREVER)
+
+    def leave(self) -> None:
+        with self._turn:
+            self._fail("The process group was destroyed while this collective was in flight.", reason_for_peers="")
+            finished = self._advance()
+        _complete(finished)
+
+
+def _complete(finished: Sequence[Collective]) -> None:
+    for collective in finished:
+        with _completing:
+            calls, collective.when_done = collective.when_done or [], None
+        for call in calls:
+            call(collective)
+
+
+class _ProgressThread(threading.Thread):
+    """Has no reference to the host while it sleeps, so that a host that nobody uses is closed at once."""
+
+    def __init__(self, host: HostCommunicator, control: ControlBlock, peers: PeerSockets, urgent: threading.Event):
+        super().__init__(name="minddp shared memory", daemon=True)
+        self._host = weakref.ref(host)
+        self._control = control
+        self._peers = peers
+        self._urgent = urgent
+        self._delay_s = host.progress_delay_s
+        self._lane = host.lane
+
+    def run(self) -> None:
+        limit_ms: float | None = None
+        while not self._peers.is_closed:
+            self._peers.sleep(limit_ms)
+            self._control.set_asleep(PROGRESS_ASLEEP, False)
+            self._urgent.wait(self._delay_s)
+            if (host := self._host()) is not None:
+                limit_ms = host.take_turn()
+            del host
+        if (host := self._host()) is not None:
+            host.leave()
+        self._peers.leave("")
+        self._peers.close()
+        if self._lane is not None:
+            self._lane.close()
+
+    def end(self) -> None:
+        self._peers.shut_down()
+        self._urgent.set()
+        if self is not threading.current_thread():  # the garbage collector runs in any thread
+            self.join(GRACE_S)

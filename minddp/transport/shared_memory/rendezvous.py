@@ -1,87 +1,43 @@
 """How the ranks of a group find out that they share a host, and connect: all of them, or none.
 
-Each rank sends the name of its host, the address at which it listens, and the outcome through the process group.
-Each pair of ranks connects by a Unix socket. Sockets listen in the abstract namespace: there is no file, and the
-address ends with the process. Any process of the machine can see it and connect; only one that knows the listener's
-token, which the ranks of the group alone receive, is accepted. No rank stops listening before all are connected, so
-nothing else can have its address.
+Each rank sends the name of its host, the address at which it listens, and the outcome through gloo. Each pair of
+ranks connects by a Unix socket. Sockets listen in the abstract namespace: there is no file, and the address ends
+with the process. Any process of the machine can see it and connect; only one that knows the listener's token, which
+the ranks of the group alone receive, is accepted. No rank stops listening before all are connected, so nothing else
+can have its address.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import secrets
 import socket
-import struct
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from minddp.platform.host import host_identity
-from minddp.transport.protocols import Transport
 from minddp.transport.shared_memory import segments
-from minddp.transport.shared_memory.peer_sockets import Peer
+from minddp.transport.shared_memory.control_block import ControlBlock
+from minddp.transport.shared_memory.host_communicator import Closeable, HostCommunicator
+from minddp.transport.shared_memory.peer_sockets import Peer, connect
+from minddp.transport.shared_memory.segments import Segment
+from minddp.transport.spin_wait import spin_wait_among
 
 GATHERED_BYTES = 1024  # per rank; room for the longest error, even if every character is escaped
 MAX_ERROR_CHARACTERS = 150
 LISTEN_BACKLOG = 1024
 TOKEN_BYTES = 16
+CONNECT_LIMIT_S = 30.0
+
+#: The values of all ranks, in rank order, from that of this rank. Collective.
+Gather = Callable[[object], list[Any]]
 
 
 class CannotConnect(Exception):
     """The reason why this group cannot share memory: the same on every rank."""
-
-
-def connect(group: Transport, ranks: Sequence[int], timeout_s: float) -> dict[int, Peer]:
-    """Connections to the other `ranks`, those of `group` on this host, by rank. Collective in `group`.
-
-    Raises:
-        CannotConnect: on every rank, with the same reason, if any two ranks of a host cannot share memory.
-    """
-    deadline = time.monotonic() + timeout_s
-    peers: dict[int, Peer] = {}
-    error_here = ""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind("")  # the kernel chooses an abstract address
-        listener.listen(LISTEN_BACKLOG)
-        token = secrets.token_hex(TOKEN_BYTES)
-        listeners = gather_json(group, {"address": listener.getsockname().hex(), "token": token})
-        try:
-            os.close(segments.create(mmap.PAGESIZE))  # to see that memory can be made
-            for rank in ranks:
-                if rank < group.rank:
-                    peers[rank] = _connect_to(listeners[rank], group.rank, deadline)
-            while len(peers) < len(ranks) - 1:
-                rank, peer = _accept(listener, token, deadline)
-                peers[rank] = peer
-        except OSError as error:
-            error_here = f"rank {group.rank} cannot share memory with the others: {error}"
-        require_success(group, error_here, peers)
-    return peers
-
-
-def gather_json(group: Transport, ours: object) -> list[Any]:
-    """The values of all ranks, in rank order. Collective."""
-    text = bytearray(json.dumps(ours).encode().ljust(GATHERED_BYTES))
-    gathered = group.all_gather(torch.frombuffer(text, dtype=torch.uint8))
-    return [json.loads(bytes(one.tolist())) for one in gathered]
-
-
-def require_success(group: Transport, error_here: str, peers: Mapping[int, Peer]) -> None:
-    """Close the connections to `peers` if any rank has an error. Collective.
-
-    Raises:
-        CannotConnect: with the error of the lowest such rank.
-    """
-    errors = [error for error in gather_json(group, error_here[:MAX_ERROR_CHARACTERS]) if error]
-    if errors:
-        for peer in peers.values():
-            peer.close()
-        raise CannotConnect(errors[0])
 
 
 def name_of_host() -> str:
@@ -89,44 +45,83 @@ def name_of_host() -> str:
     return host_identity("net") if hasattr(os, "memfd_create") else ""
 
 
-def gather_hosts(group: Transport, name_here: str) -> list[str]:
+def gather_through(gloo: Any) -> Gather:
+    """Values of all ranks by a collective, which cannot meet the messages of an earlier job as a store could."""
+
+    def gather(value: object) -> list[Any]:
+        text = torch.frombuffer(bytearray(json.dumps(value).encode().ljust(GATHERED_BYTES)), dtype=torch.uint8)
+        gathered = [torch.empty_like(text) for _ in range(gloo.size())]
+        gloo.allgather([gathered], [text]).wait()
+        return [json.loads(bytes(one.tolist())) for one in gathered]
+
+    return gather
+
+
+def gather_hosts(gather: Gather, name_here: str) -> list[str]:
     """The names of all ranks' hosts. Collective. Raises `CannotConnect` if a host has no name."""
-    names = gather_json(group, name_here)
+    names: list[str] = gather(name_here)
     if "" in names:
         raise CannotConnect(f"rank {names.index('')} does not run on Linux")
     return names
 
 
-def _connect_to(listener: Mapping[str, str], our_rank: int, deadline: float) -> Peer:
-    """Connect to a lower rank."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(_seconds_until(deadline))
-    connection.connect(bytes.fromhex(listener["address"]))
-    connection.send(f"{listener['token']} {our_rank}".encode())
-    return _peer(connection)
+def connect_ranks(
+    gather: Gather, rank: int, ranks: Sequence[int], make_lane: Callable[[], Closeable | None] = lambda: None
+) -> HostCommunicator:
+    """The connected `ranks`, those of this host. Collective among all ranks of the group.
+
+    Args:
+        make_lane: connects this rank to other hosts, if there are any. Collective; may raise a RuntimeError.
+
+    Raises:
+        CannotConnect: on every rank, with the same reason, if any two ranks of a host cannot share memory, or hosts
+            cannot connect.
+    """
+    peers: dict[int, Peer] = {}
+    error, host, ours = "", None, ranks.index(rank)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("")  # the kernel chooses an abstract address
+        listener.listen(LISTEN_BACKLOG)
+        listeners = gather((listener.getsockname().hex(), secrets.token_hex(TOKEN_BYTES)))
+        addresses = {local: (bytes.fromhex(listeners[r][0]), listeners[r][1]) for local, r in enumerate(ranks)}
+        try:
+            connect(addresses, listener, ours, CONNECT_LIMIT_S, peers)
+            control = _share_control_block(peers, ours)
+        except OSError as reason:
+            error = f"rank {rank} cannot share memory with the others: {reason}"
+            for peer in peers.values():
+                peer.close()
+        try:
+            lane = make_lane()
+        except RuntimeError as reason:
+            lane, error = None, error or f"rank {rank} cannot connect to the other hosts: {reason}"
+        if not error:
+            host = HostCommunicator(ours, peers, control, ranks, spin_wait_among(len(listeners)), lane)
+        errors = [error for error in gather(error[:MAX_ERROR_CHARACTERS]) if error]
+    if host is None or errors:
+        if host is not None:
+            host.end()
+        elif lane is not None:
+            lane.close()
+        raise CannotConnect(errors[0])
+    return host
 
 
-def _accept(listener: socket.socket, token: str, deadline: float) -> tuple[int, Peer]:
-    """Wait for the next higher rank; returns it and its connection. Other processes are rejected."""
-    while True:
-        listener.settimeout(_seconds_until(deadline))
-        connection, _ = listener.accept()
-        connection.settimeout(_seconds_until(deadline))
-        known, _, rank = connection.recv(100).partition(b" ")
-        if secrets.compare_digest(known, token.encode()):
-            return int(rank), _peer(connection)
-        connection.close()
-
-
-def _peer(connection: socket.socket) -> Peer:
-    connection.settimeout(None)
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    process, _, _ = struct.unpack("3i", credentials)
+def _share_control_block(peers: Mapping[int, Peer], rank: int) -> Segment:
+    """Rank 0 makes it, and sends it to the others."""
+    nbytes = ControlBlock.nbytes(len(peers) + 1)
+    if rank == 0:
+        descriptor = segments.create(nbytes)
+        for peer in peers.values():
+            socket.send_fds(peer.socket, [b"control block"], [descriptor])
+    else:
+        peers[0].socket.settimeout(CONNECT_LIMIT_S)
+        _, descriptors, _, _ = socket.recv_fds(peers[0].socket, 100, 1)
+        peers[0].socket.settimeout(None)
+        if not descriptors:
+            raise OSError("rank 0 has no memory to share")
+        descriptor = descriptors[0]
     try:
-        return Peer(connection, os.pidfd_open(process))
-    except (AttributeError, OSError):  # a system without such descriptors; a process in another container
-        return Peer(connection, None)
-
-
-def _seconds_until(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)
+        return segments.attach(descriptor, nbytes, number=-1)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Memory that several processes have mapped, as tensors.
+"""Memory that several processes have mapped, as tensors: a rank's own segments, and those of its peers.
 
 A segment is an anonymous file in memory (memfd_create): it has no name in /dev/shm or elsewhere, and the size limit
 of /dev/shm, 64 MiB in containers, does not apply. A rank sends its descriptor to a peer through a Unix socket; the
@@ -16,11 +16,17 @@ import os
 
 import torch
 
+MIN_STAGING_BYTES = 64 * 1024
+
 
 class Segment(mmap.mmap):
     """A mapping. `number` counts those of its owner. Unmapped once neither code nor a tensor refers to it."""
 
-    number: int = -1
+    number: int
+
+    def tensor(self, dtype: torch.dtype, numel: int, offset_bytes: int = 0) -> torch.Tensor:
+        """A flat tensor in this segment, which it keeps mapped."""
+        return torch.frombuffer(self, dtype=dtype, count=numel, offset=offset_bytes)
 
 
 def create(nbytes: int) -> int:
@@ -38,16 +44,13 @@ def create(nbytes: int) -> int:
     return descriptor
 
 
-def attach(descriptor: int, nbytes: int, number: int = -1) -> Segment:
-    """Map the memory of `descriptor`, and close the descriptor."""
-    try:
-        segment = Segment(descriptor, nbytes, flags=mmap.MAP_SHARED)
-    finally:
-        os.close(descriptor)
+def attach(descriptor: int, nbytes: int, number: int) -> Segment:
+    """Map the memory of `descriptor`. The descriptor stays open."""
+    segment = Segment(descriptor, nbytes, flags=mmap.MAP_SHARED)
     segment.number = number
     return segment
 
 
-def tensor_over(segment: Segment, dtype: torch.dtype, numel: int, offset_bytes: int = 0) -> torch.Tensor:
-    """A flat tensor in `segment`, which it keeps mapped."""
-    return torch.frombuffer(segment, dtype=dtype, count=numel, offset=offset_bytes)
+def staging_bytes(nbytes: int) -> int:
+    """The size of a segment for a contribution of `nbytes`: a power of two, so that segments are used again."""
+    return max(MIN_STAGING_BYTES, 1 << (nbytes - 1).bit_length())

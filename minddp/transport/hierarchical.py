@@ -1,7 +1,31 @@
-"""The communicator of a host's ranks, extended by a lane that adds the sums of the other hosts.
+r"""All-reduce for groups that span hosts: shared memory within a host, gloo between hosts, and no byte sent twice.
 
-While one chunk crosses, those of later all-reduces are reduced. Gloo sends two at a time. Each lane sends its
-chunks in one order on every host, since all ranks launch in one order.
+Each bucket is cut into as many chunks as the smallest host has ranks. Chunk i belongs to *lane* i: the ranks that
+have local rank i on their host, one of each host. An all-reduce is then
+
+          host A                        host B
+     rank 0      rank 1            rank 2      rank 3
+    +-------+   +-------+         +-------+   +-------+
+    |chunk 0|   |chunk 0|         |chunk 0|   |chunk 0|     lane 0: ranks 0 and 2
+    |- - - -|   |- - - -|         |- - - -|   |- - - -|
+    |chunk 1|   |chunk 1|         |chunk 1|   |chunk 1|     lane 1: ranks 1 and 3
+    +-------+   +-------+         +-------+   +-------+
+
+    1. reduce   in memory, rank 0 adds chunk 0 of ranks 0 and 1, and rank 1 adds their chunk 1; host B does the same
+    2. cross    lane 0 all-reduces chunk 0 by gloo, and lane 1 at the same time chunk 1
+    3. copy     rank 0 writes chunk 0 into the bucket of rank 1, and rank 1 writes chunk 1 into that of rank 0
+
+Steps 1 and 3 are the all-reduce of `shared_memory/collectives.py`. With one lane a single rank of each host would
+do all the work; with several the ranks share it, and the bytes between the hosts are the same: with H hosts,
+2 (H-1)/H of a bucket leave each, which is the minimum. While one chunk crosses, later ones are reduced.
+
+[Note: the order of addition between hosts]
+The bits are not those of gloo's flat ring, nor of torch's DDP: (a + b) + (c + d) is not ((a + b) + c) + d. But they
+are as deterministic, equal on all ranks, and depend only on the placement of the ranks and on the tensor:
+
+    first     the ranks of each host, in the order of gloo in a group of these ranks; in chunk i the last one added
+              is the host's local rank i (see `shared_memory/addition_order.py`)
+    then      the hosts, in the order of their lowest ranks, in the order of gloo for a chunk among as many ranks
 """
 
 from __future__ import annotations
@@ -9,10 +33,9 @@ from __future__ import annotations
 import ctypes
 import datetime
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,9 +49,8 @@ from minddp.transport.shared_memory.addition_order import (
     reduce_in_order,
     ring_order,
 )
-from minddp.transport.shared_memory.host_communicator import HostCommunicator
-from minddp.transport.shared_memory.messages import AddendReady
-from minddp.transport.shared_memory.peer_sockets import Peer
+from minddp.transport.shared_memory.collectives import copy_in_blocks
+from minddp.transport.shared_memory.host_communicator import Awaited, Contribution, HostCommunicator
 
 GRACE_S = 2.0  # for chunks in flight when a lane is closed
 HEAD_START_S = 5.0  # shared memory times out before gloo, since it knows which rank is missing
@@ -64,6 +86,21 @@ class Hosts:
         return [ranks[local_rank] for ranks in self.ranks]
 
 
+class Crossing:
+    """A chunk that gloo adds between hosts: what an all-reduce waits for, beside counters."""
+
+    def __init__(self, future: GlooFuture, local_ranks: Sequence[int]):
+        self.future = future
+        self._local_ranks = local_ranks
+
+    def all_reach(self, number: int) -> bool:
+        return self.future.done()
+
+    def behind(self, number: int) -> list[int]:
+        """The other ranks of this host: if one ends, the all-reduce cannot be done any more."""
+        return [] if self.future.done() else list(self._local_ranks)
+
+
 class Lane:
     """All-reduces between `ranks` of the whole group: `rank` and one on each other host.
 
@@ -85,7 +122,7 @@ class Lane:
         self._in_flight: list[GlooFuture] = []
 
     def all_reduce(self, tensor: torch.Tensor, when_done: Callable[[], None]) -> GlooFuture:
-        """Begin, in place. Another thread calls `when_done`; call `finish` after that."""
+        """Begin, in ours. Another thread calls `when_done`; call `finish` after that."""
         assert self._group is not None, "the lane has been closed"
         work = self._group.allreduce([tensor], self._options)  # type: ignore[attr-defined]
         future: GlooFuture = work.get_future()
@@ -105,7 +142,7 @@ class Lane:
                 f"start all ranks again."
             ) from error
 
-    def close(self, grace_s: float = 0.0) -> None:
+    def close(self, grace_s: float = GRACE_S) -> None:
         """Destroy the group if nothing is in flight, so that the other hosts notice it. May be called again.
 
         After a failure a collective may stay in flight forever. Then the group lives until the process ends.
@@ -121,63 +158,25 @@ class Lane:
         return all(future.done() for future in self._in_flight)
 
 
-class Crossing(NamedTuple):
-    """Our chunk of an all-reduce on its way: `parts[r]` is its memory in the bucket of the host's local rank r."""
-
-    parts: Sequence[torch.Tensor]
-    sum: GlooFuture
-
-
-class MultiHostCommunicator(HostCommunicator):
-    """All-reduces between hosts, in the memory of each host and by this rank's lane, if it has one."""
-
-    progress_delay_s = 0.001  # the network should be busy while backward computes
-
-    def __init__(self, hosts: Hosts, rank: int, peers: Mapping[int, Peer], timeout_s: float, lane: Lane | None):
-        super().__init__(rank, peers, timeout_s)
-        self._lane = lane
-        self.hosts = hosts
-        self._crossing: deque[Crossing | None] = deque()  # of each all-reduce that this rank has not done
-
-    def leave(self) -> None:
-        super().leave()
-        if self._lane is not None:
-            self._lane.close(GRACE_S)
-
-    def _reduce(self) -> None:
-        """Send our chunk of every all-reduce with all addends, and copy the chunks that have crossed."""
-        while (addends := self._tracker.next_to_reduce(ahead=len(self._crossing))) is not None:
-            self._crossing.append(self._send(addends))
-        while self._crossing and self._has_crossed(self._crossing[0]):
-            self._crossing.popleft()
-            self._tracker.mark_reduced()
-            self._announce_chunks_done()
-
-    def _send(self, addends: Sequence[AddendReady]) -> Crossing | None:
-        """Reduce our chunk within the host, and begin its all-reduce between the hosts, if we have one."""
-        numel, itemsize = addends[0].numel, addends[0].dtype.itemsize
-        start, stop = chunk_bounds(self._chunk, self.hosts.num_lanes, numel, itemsize)
-        if self._lane is None or start == stop:
-            return None
-        parts = self._parts(addends, start, stop)
-        for blocks in in_blocks(parts):
-            reduce_in_order(blocks, ring_order(self._chunk, len(addends)))
-        return Crossing(parts, self._lane.all_reduce(parts[self._chunk], self._sockets.wake))
-
-    def _has_crossed(self, crossing: Crossing | None) -> bool:
-        """Copy the sum to the ranks of this host if it has come; False if it has not."""
-        if crossing is None:
-            return True
-        if not crossing.sum.done():
-            return False
-        assert self._lane is not None, "it has sent the chunk"
-        self._lane.finish(crossing.sum)
-        for blocks in in_blocks(crossing.parts):
-            copy_to_all(blocks, self._chunk)
-        return True
-
-    def _fail(self, error: str, reason_for_peers: str | None = None) -> None:
-        super()._fail(error, reason_for_peers)
-        self._crossing.clear()
-        if self._lane is not None:
-            self._lane.close()
+def all_reduce_across(
+    host: HostCommunicator, number: int, ours: Contribution, tensor: torch.Tensor, num_lanes: int
+) -> Iterator[Awaited]:
+    """Replace the flat `tensor` on each rank of all hosts by the sum. A rank beyond the lanes has no chunk."""
+    if not ours.is_callers:
+        copy_in_blocks(tensor, ours.tensor)
+    yield host.begin(number, ours)
+    lane: Any = host.lane
+    start, stop = chunk_bounds(host.rank, num_lanes, tensor.numel(), tensor.itemsize)
+    if lane is not None and start < stop:
+        addends = host.contributions(number, ours.tensor, start, stop)
+        for blocks in in_blocks(addends):
+            reduce_in_order(blocks, ring_order(host.rank, host.num_ranks))
+        future = lane.all_reduce(addends[host.rank], host.wake_self)
+        yield Crossing(future, [rank for rank in range(host.num_ranks) if rank != host.rank])
+        lane.finish(future)
+        for blocks in in_blocks(addends):
+            copy_to_all(blocks, host.rank)
+    host.finish(number)
+    yield host.done
+    if not ours.is_callers:
+        copy_in_blocks(ours.tensor, tensor)

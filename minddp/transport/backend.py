@@ -1,0 +1,408 @@
+"""The c10d backend "minddp": collectives of CPU tensors in shared memory, everything else by gloo.
+
+`import minddp` registers it. Then `init_process_group("minddp")` and `new_group(backend="minddp")` make groups of
+it: for torch's own DDP, FSDP2, DTensor and any script. Ranks that cannot share memory use gloo.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.autograd.profiler import record_function
+
+from minddp.transport.hierarchical import Hosts, Lane, all_reduce_across
+from minddp.transport.shared_memory import collectives, rendezvous
+from minddp.transport.shared_memory.collectives import SMALL_BYTES
+from minddp.transport.shared_memory.control_block import DTYPES, Call, Kind
+from minddp.transport.shared_memory.host_communicator import FOREVER, GRACE_S, Collective, HostCommunicator
+from minddp.transport.shared_memory.rendezvous import CannotConnect
+
+NAME = "minddp"
+CPU = torch.device("cpu")
+_log = logging.getLogger(__name__)
+_Base: Any = dist.ProcessGroup  # torch's stub leaves out or types otherwise much of what a group has
+
+
+def register() -> None:
+    """Make the backend known to torch, once."""
+    if not hasattr(dist.Backend, NAME.upper()):
+        dist.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
+
+
+def make_group(options: Any, _: object = None) -> SharedMemoryGroup:
+    """What torch calls on each rank of a new group."""
+    store, rank, size, timeout = options.store, options.group_rank, options.group_size, options.timeout
+    gloo = c10d.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
+    gloo._set_sequence_number_for_group()
+    limit_s = timeout.total_seconds()
+    try:
+        return connect_group(store, gloo, limit_s, across_hosts=True)
+    except CannotConnect as reason:
+        if rank == 0:
+            _log.info("This group uses gloo alone, not shared memory: %s.", reason)
+        return SharedMemoryGroup(store, rank, size, limit_s, gloo, host=None)
+
+
+class SharedWork(dist.Work):
+    """A collective in shared memory, for its caller."""
+
+    def __init__(self, host: HostCommunicator, collective: Collective, result: list[torch.Tensor]):
+        super().__init__()
+        self._host = host
+        self._collective = collective
+        self._result = result
+        self._future: torch.futures.Future[Any] | None = None
+        self._event_has_ended = _record_event(host, collective) if torch.autograd._profiler_enabled() else None
+
+    def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
+        """Return once the result may be used. After a timeout the collective goes on.
+
+        Raises:
+            RuntimeError: a peer has ended or has made another call, or a time limit has passed.
+        """
+        limit_s = timeout.total_seconds()
+        if not self._host.wait_for(self._collective, limit_s if limit_s > 0 else FOREVER):
+            raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for {self._collective.call}.")
+        if self._event_has_ended is not None:
+            self._event_has_ended.wait(GRACE_S)
+        if self._collective.error is not None:
+            raise RuntimeError(self._collective.error)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._collective.is_done
+
+    def is_success(self) -> bool:
+        return self._collective.is_done and self._collective.error is None
+
+    def exception(self) -> Exception | None:
+        return None if self._collective.error is None else RuntimeError(self._collective.error)
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def call_when_done(self, call: Callable[[], object]) -> None:
+        """In the thread that completes it; without any effect on when that is, unlike `get_future`."""
+        self._host.call_when_done(self._collective, lambda _: call(), is_urgent=False)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Done with the collective. Whoever waits for it may do so in C++, where only another thread can help."""
+        if self._future is None:
+            future = SharedFuture(self.wait)
+            self._future = future
+            self._host.call_when_done(self._collective, lambda c: _complete(future, c, self._result))
+        return self._future
+
+
+class SharedFuture(torch.futures.Future[Any]):
+    """The future of a collective. A thread that waits for it in Python advances the collective."""
+
+    def __new__(cls, _: object) -> SharedFuture:
+        return super().__new__(cls)
+
+    def __init__(self, wait: Callable[[], object]):
+        super().__init__()
+        self._advance = wait
+
+    def wait(self) -> Any:
+        self._advance()
+        return super().wait()
+
+
+def _complete(future: torch.futures.Future[Any], collective: Collective, result: list[torch.Tensor]) -> None:
+    if collective.error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(RuntimeError(collective.error))  # type: ignore[arg-type]  # torch's stub
+
+
+def _record_event(host: HostCommunicator, collective: Collective) -> threading.Event:
+    """Record it in the profile, named as gloo's, until it is done. Returns an event that is set after that.
+
+    It ends in a thread of its own, so that the profiler marks it as asynchronous. A waiting thread must also wait
+    for its end: a recorded event that outlives the profiler writes to freed memory.
+    """
+    has_ended = threading.Event()
+    completion: Any = torch.futures.Future()
+    event = record_function(f"gloo:{collective.call.kind.name.lower()}")
+    event.__enter__()
+    event._call_end_callbacks_on_future(cast(torch.futures.Future, completion))
+
+    def end() -> None:
+        completion.set_result(None)
+        has_ended.set()
+
+    host.call_when_done(collective, lambda _: threading.Thread(target=end).start(), is_urgent=False)
+    return has_ended
+
+
+def _by_gloo(name: str) -> Any:
+    """Torch's own method would pass the call on by its dispatcher, in which an all-to-all has hung."""
+
+    def call(self: SharedMemoryGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._gloo, name)(*args, **kwargs)
+
+    return call
+
+
+class SharedMemoryGroup(_Base):
+    """A process group over shared memory, and over gloo for what is not done there."""
+
+    def __init__(
+        self,
+        store: dist.Store | None,
+        rank: int,
+        size: int,
+        limit_s: float,
+        gloo: Any,
+        host: HostCommunicator | None,
+        num_lanes: int = 0,
+    ):
+        super().__init__(rank, size)
+        self._limit_s = limit_s
+        self._gloo = gloo
+        self._host = host
+        self._num_lanes = num_lanes
+        self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
+
+    @property
+    def shares_memory(self) -> bool:
+        return self._host is not None and self._host.end.alive
+
+    @property
+    def progress_delay_s(self) -> float:
+        """How long a collective rests while no rank waits for it."""
+        return 0.0 if self._host is None else self._host.progress_delay_s
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor with undefined contents, which is reduced where it lies. Not collective."""
+        if self._host is None or not self._host.end.alive or numel == 0:
+            return torch.empty(numel, dtype=dtype)
+        return self._host.allocate(numel, dtype)
+
+    def shutdown(self) -> None:
+        """Disconnect. Collectives in flight fail; later ones use gloo."""
+        if self._host is not None:
+            self._host.end()
+
+    abort = shutdown
+
+    # ------------------------------------------------------------------ in shared memory
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None) -> dist.Work:
+        tensors, opts = _listed(tensors), _options(c10d.AllreduceOptions, opts, timeout)
+        tensor = tensors[0]
+        if len(tensors) != 1 or opts.reduceOp != dist.ReduceOp.SUM or not self._shares(tensor):
+            return self._gloo.allreduce(tensors, opts)
+        call = Call(Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), 0)
+        if self._num_lanes:
+            return self._launch(all_reduce_across, call, opts, tensors, _flat(tensor), self._num_lanes)
+        is_small = tensor.nbytes <= SMALL_BYTES
+        steps = collectives.all_reduce_small if is_small else collectives.all_reduce
+        return self._launch(steps, call, opts, tensors, _flat(tensor), in_place=not is_small)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
+        opts = _options(c10d.AllreduceCoalescedOptions, opts)
+        if len(tensors) == 1:
+            return self.allreduce(tensors, opts)
+        return self._gloo.allreduce_coalesced(tensors, opts)
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None) -> dist.Work:
+        tensors = _listed(tensors)
+        if isinstance(opts, int):
+            root, opts = opts, c10d.BroadcastOptions()
+            opts.rootRank = root
+            opts.timeout = timeout or opts.timeout
+        else:
+            opts = _options(c10d.BroadcastOptions, opts)
+        if len(tensors) != 1 or not self._shares_all(tensors[0]):
+            return self._gloo.broadcast(tensors, opts)
+        call = Call(Kind.BROADCAST, tensors[0].dtype, tensors[0].numel(), opts.rootRank)
+        return self._launch(collectives.broadcast, call, opts, tensors, _flat(tensors[0]), opts.rootRank)
+
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: datetime.timedelta | None = None
+    ) -> dist.Work:
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = _options(c10d.AllgatherOptions, opts, timeout)
+        if len(inputs) != 1 or not self._fit(inputs[0], outputs[0]):
+            return self._gloo.allgather(outputs, inputs, opts)
+        return self._gather(outputs[0], inputs[0], opts, outputs[0])
+
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+        opts = _options(c10d.AllgatherOptions, opts)
+        fits = self._shares_all(output) and output.numel() == input.numel() * self.size()
+        parts = _flat(output).chunk(self.size()) if fits else []
+        if not fits or not self._fit(input, parts):
+            return self._gloo._allgather_base(output, input, opts)
+        return self._gather(parts, input, opts, [output])
+
+    all_gather_single = _allgather_base
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        if len(inputs) == 1:
+            return self._allgather_base(outputs[0], inputs[0], opts)
+        return self._gloo.allgather_into_tensor_coalesced(outputs, inputs, _options(c10d.AllgatherOptions, opts))
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+        opts = _options(c10d.ReduceScatterOptions, opts)
+        fits = self._shares_all(output) and self._shares(input) and input.numel() == output.numel() * self.size()
+        if not fits or output.dtype != input.dtype or opts.reduceOp != dist.ReduceOp.SUM:
+            return self._gloo._reduce_scatter_base(output, input, opts)
+        if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
+            input = input.clone()  # it is read while the output is written
+        call = Call(Kind.REDUCE_SCATTER, input.dtype, input.numel(), 0)
+        return self._launch(collectives.reduce_scatter, call, opts, [output], _flat(input), _flat(output))
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        if len(inputs) == 1:
+            return self._reduce_scatter_base(outputs[0], inputs[0], opts)
+        return self._gloo.reduce_scatter_tensor_coalesced(
+            outputs, inputs, _options(c10d.ReduceScatterOptions, opts)
+        )
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def barrier(self, opts: Any = None, timeout: datetime.timedelta | None = None) -> dist.Work:
+        opts = _options(c10d.BarrierOptions, opts, timeout)
+        if not self.shares_memory or self._num_lanes:
+            return self._gloo.barrier(opts)
+        return self._launch(collectives.barrier, Call(Kind.BARRIER, torch.uint8, 0, 0), opts, [])
+
+    # ------------------------------------------------------------------ by gloo
+
+    allgather_coalesced = _by_gloo("allgather_coalesced")
+    all_to_all_single = alltoall_base = _by_gloo("alltoall_base")
+    alltoall = _by_gloo("alltoall")
+    gather = _by_gloo("gather")
+    scatter = _by_gloo("scatter")
+    reduce = _by_gloo("reduce")
+    reduce_scatter = _by_gloo("reduce_scatter")
+    send = _by_gloo("send")
+    recv = _by_gloo("recv")
+    recv_anysource = _by_gloo("recv_anysource")
+    monitored_barrier = _by_gloo("monitored_barrier")
+
+    # ------------------------------------------------------------------ helpers
+
+    def _launch(
+        self, steps: Any, call: Call, opts: Any, result: list[torch.Tensor], *tensors: Any, in_place: bool = True
+    ) -> dist.Work:
+        limit_s, host = opts.timeout.total_seconds(), self._host
+        assert host is not None, "the tensors are shared"
+        collective = host.launch(
+            steps,
+            call,
+            *tensors,
+            limit_s=limit_s if limit_s > 0 else self._limit_s,
+            in_place=in_place,
+            is_waited_for=not opts.asyncOp,
+        )
+        return SharedWork(host, collective, result)
+
+    def _gather(self, parts: Sequence[torch.Tensor], tensor: torch.Tensor, opts: Any, result: Any) -> dist.Work:
+        call = Call(Kind.ALL_GATHER, tensor.dtype, tensor.numel(), 0)
+        flat = [_flat(part) for part in parts]
+        return self._launch(collectives.all_gather, call, opts, result, _flat(tensor), flat)
+
+    def _shares(self, tensor: torch.Tensor) -> bool:
+        """Equal on every rank, since it depends only on properties that any collective requires to be equal."""
+        return (
+            self.shares_memory
+            and tensor.layout is torch.strided
+            and tensor.device.type == "cpu"
+            and tensor.dtype in DTYPES
+            and tensor.numel() > 0
+            and tensor.is_contiguous()
+        )
+
+    def _shares_all(self, tensor: torch.Tensor) -> bool:
+        """The same for collectives that are done on one host only."""
+        return not self._num_lanes and self._shares(tensor)
+
+    def _fit(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> bool:
+        return self._shares_all(tensor) and all(
+            self._shares(part) and part.numel() == tensor.numel() and part.dtype == tensor.dtype for part in parts
+        )
+
+
+def connect_group(
+    store: dist.Store | None,
+    gloo: c10d.ProcessGroupGloo,
+    limit_s: float,
+    *,
+    across_hosts: bool,
+) -> SharedMemoryGroup:
+    """The ranks of `gloo`, connected by shared memory. Collective.
+
+    Args:
+        limit_s: of each collective, in seconds.
+        across_hosts: ranks on several hosts add within each host, then between them.
+
+    Raises:
+        CannotConnect: on every rank, with the same reason.
+    """
+    rank, size = gloo.rank(), gloo.size()
+    if size == 1:
+        raise CannotConnect("there is only one rank")
+    gather = rendezvous.gather_through(gloo)
+    names = rendezvous.gather_hosts(gather, rendezvous.name_of_host())
+    hosts = Hosts.grouped(names)
+    if len(hosts.ranks) == 1:
+        host = rendezvous.connect_ranks(gather, rank, range(size))
+        return SharedMemoryGroup(store, rank, size, limit_s, gloo, host)
+    if not across_hosts:
+        other = next(rank for rank, name in enumerate(names) if name != names[0])
+        raise CannotConnect(f"rank {other} is on another host than rank 0, or in a container with its own network")
+    if len(hosts.ranks) == size:
+        raise CannotConnect("every rank is on a host of its own")
+    token, *_ = gather(secrets.token_hex(8))  # for keys in the store that are not used yet
+    beside = hosts.ranks_beside(rank)
+    local_rank = beside.index(rank)
+
+    def make_lane() -> Lane | None:
+        if local_rank >= hosts.num_lanes:
+            return None
+        if store is None:
+            raise RuntimeError("the group has no store through which hosts could connect")
+        lane_store = dist.PrefixStore(f"minddp/lane/{token}/{local_rank}", store)
+        return Lane(lane_store, hosts.lane(local_rank), rank, rendezvous.CONNECT_LIMIT_S, limit_s)
+
+    host = rendezvous.connect_ranks(gather, rank, beside, make_lane)
+    return SharedMemoryGroup(store, rank, size, limit_s, gloo, host, hosts.num_lanes)
+
+
+def _listed(tensors: Any) -> Any:
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _options(kind: Any, opts: Any, timeout: datetime.timedelta | None = None) -> Any:
+    """The options of a collective: those given, or defaults with a reduce operation and a time limit."""
+    if opts is not None and not isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+        return opts
+    made = kind()
+    if opts is not None:
+        made.reduceOp = opts
+    if timeout is not None:
+        made.timeout = timeout
+    return made
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().view(-1)

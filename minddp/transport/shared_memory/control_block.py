@@ -1,0 +1,154 @@
+"""Memory that all ranks of a host have mapped, in which each rank announces its calls and how far it has come.
+
+[Note: control block]
+Each rank has a part of its own, which it alone writes and all read:
+
+    begun    the number of collectives whose addend, or other contribution, is complete in shared memory
+    done     the number of collectives after which this rank does not touch the others' memory any more
+    asleep   1 if a thread of this rank may be asleep, so that whoever raises a counter has to wake it: one word for
+             a thread that waits, one for the progress thread
+    calls    the last `NUM_CALLS` calls: what is to be done, and where this rank's contribution lies
+
+A collective needs no message: its data, its call and its counters are all in memory. The processor must keep the
+order of writes: data before `begun`, results before `done`. x86 does. On others ranks do not look at counters
+without a message, since the kernel orders memory when it passes one on (`ORDERS_WRITES`).
+
+A rank that goes to sleep sets `asleep` and then reads the counters; a rank that raises a counter writes it and then
+reads `asleep`. Between write and read there has to be a barrier (`fence`), or both would read the old value.
+"""
+
+from __future__ import annotations
+
+import mmap
+import platform
+import threading
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+
+ORDERS_WRITES = platform.machine() in ("x86_64", "AMD64")
+NUM_CALLS = 256  # of one rank that have begun and are not done on all ranks
+WORDS_PER_CALL = 6
+HEADER_WORDS = 8  # one cache line
+WORDS_PER_RANK = HEADER_WORDS + NUM_CALLS * WORDS_PER_CALL
+WORD_BYTES = 8
+BEGUN, DONE, WAITER_ASLEEP, PROGRESS_ASLEEP = range(4)  # words of the header
+DTYPES = (  # that can be added in shared memory
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+)
+
+
+class Kind(IntEnum):
+    ALL_REDUCE = 0
+    REDUCE_SCATTER = 1
+    ALL_GATHER = 2
+    BROADCAST = 3
+    BARRIER = 4
+
+
+class Call(NamedTuple):
+    """One rank's call of a collective. The first four fields are equal on all ranks."""
+
+    kind: Kind
+    dtype: torch.dtype
+    numel: int  # of the contribution
+    source: int  # of a broadcast: the rank in the group
+    segment: int = -1  # where the contribution lies
+    offset_bytes: int = 0
+
+    def __str__(self) -> str:
+        if self.kind is Kind.BARRIER:
+            return "barrier"
+        source = f" from rank {self.source}" if self.kind is Kind.BROADCAST else ""
+        return f"{self.kind.name.lower()} of {self.numel:,} elements of {self.dtype}{source}"
+
+
+class Counter:
+    """A number for each rank of the host. Rank `ours` raises its own; all read all."""
+
+    def __init__(self, words: memoryview, word: int, num_ranks: int, ours: int):
+        self._words = words
+        self._places = [rank * WORDS_PER_RANK + word for rank in range(num_ranks)]
+        self._ours = self._places[ours]
+
+    def raise_to(self, number: int) -> None:
+        self._words[self._ours] = number
+
+    def all_reach(self, number: int) -> bool:
+        words = self._words
+        for place in self._places:  # noqa: SIM110  # a generator takes three times as long
+            if words[place] < number:
+                return False
+        return True
+
+    def behind(self, number: int) -> list[int]:
+        """The ranks that have not reached `number`."""
+        return [rank for rank, place in enumerate(self._places) if self._words[place] < number]
+
+
+class ControlBlock:
+    """The view of rank `ours` of `num_ranks` on one host."""
+
+    def __init__(self, memory: mmap.mmap, num_ranks: int, ours: int):
+        words = memoryview(memory).cast("q")
+        self._words = words
+        self.begun = Counter(words, BEGUN, num_ranks, ours)
+        self.done = Counter(words, DONE, num_ranks, ours)
+        self._num_ranks = num_ranks
+        self._ours = ours
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def nbytes(num_ranks: int) -> int:
+        return num_ranks * WORDS_PER_RANK * WORD_BYTES
+
+    def write_call(self, number: int, call: Call) -> None:
+        start = self._place(self._ours, number)
+        for word, value in enumerate((*call[:1], DTYPES.index(call.dtype), *call[2:]), start):
+            self._words[word] = value
+
+    def call_of(self, rank: int, number: int) -> Call:
+        start = self._place(rank, number)
+        kind, dtype, *rest = self._words[start : start + WORDS_PER_CALL].tolist()
+        return Call(Kind(kind), DTYPES[dtype], *rest)
+
+    def first_difference(self, number: int) -> tuple[int, int] | None:
+        """Two ranks whose calls `number` differ, if there are any."""
+        first, *others = (self._place(rank, number) for rank in range(self._num_ranks))
+        for rank, start in enumerate(others, 1):
+            if self._words[start : start + 4] != self._words[first : first + 4]:
+                return 0, rank
+        return None
+
+    def set_asleep(self, word: int, asleep: bool) -> None:
+        """True: from now on this rank is woken. Then check the counters before going to sleep."""
+        self._words[self._ours * WORDS_PER_RANK + word] = asleep
+        if asleep:
+            self.fence()
+
+    def to_wake(self) -> list[int]:
+        """The other ranks that may be asleep. Call it after a counter was raised."""
+        self.fence()
+        ranks, start = [], 0
+        for rank in range(self._num_ranks):
+            asleep = self._words[start + WAITER_ASLEEP] or self._words[start + PROGRESS_ASLEEP] or not ORDERS_WRITES
+            if asleep and rank != self._ours:
+                ranks.append(rank)
+            start += WORDS_PER_RANK
+        return ranks
+
+    def fence(self) -> None:
+        """A barrier between earlier writes and later reads: taking a lock is one."""
+        with self._lock:
+            pass
+
+    def _place(self, rank: int, number: int) -> int:
+        return rank * WORDS_PER_RANK + HEADER_WORDS + number % NUM_CALLS * WORDS_PER_CALL

@@ -1,0 +1,408 @@
+"""The backend "minddp" of torch.distributed beside gloo: equal results in every collective, alone and in a row."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ReduceOp
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from minddp.transport import backend
+from minddp.transport.backend import SharedMemoryGroup
+from minddp.transport.shared_memory.collectives import SMALL_BYTES
+from minddp.transport.shared_memory.control_block import DTYPES
+from tests.ranks import RankFailure, on_ranks
+from tests.transport.places import footprint, mortal_ranks, random_values
+
+on_two_to_four = on_ranks(lambda world_size, **_: world_size)
+two_to_four = pytest.mark.parametrize("world_size", [2, 3, 4])
+
+
+@contextmanager
+def group_of(ranks: list[int] | None = None, **options: Any) -> Iterator[Any]:
+    backend.register()
+    group = dist.new_group(ranks, backend="minddp", **options)
+    assert isinstance(group, SharedMemoryGroup)
+    yield group
+    dist.destroy_process_group(group)
+
+
+# ---------------------------------------------------------------------- the same results as gloo
+
+Collective = Callable[[Any, torch.Tensor], torch.Tensor | list[torch.Tensor]]
+
+
+def all_gather(group: Any, tensor: torch.Tensor) -> list[torch.Tensor]:
+    outputs = [torch.empty_like(tensor) for _ in range(group.size())]
+    dist.all_gather(outputs, tensor, group)
+    return outputs
+
+
+def all_gather_into_a_tensor(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    output = tensor.new_empty(group.size() * tensor.numel())
+    group._allgather_base(output, tensor).wait()
+    return output
+
+
+def gather_in_place(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    output = tensor.new_zeros(group.size() * tensor.numel())
+    ours = output.chunk(group.size())[group.rank()]
+    ours.copy_(tensor)
+    group._allgather_base(output, ours).wait()
+    return output
+
+
+def reduce_scatter(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    output = tensor.new_empty(tensor.numel())
+    group._reduce_scatter_base(output, torch.cat([tensor * (1 + r) for r in range(group.size())])).wait()
+    return output
+
+
+def reduce_scatter_in_place(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    whole = torch.cat([tensor * (1 + r) for r in range(group.size())])
+    output = (
+        whole.chunk(group.size())[group.rank()] if type(group) is SharedMemoryGroup else torch.empty_like(tensor)
+    )
+    group._reduce_scatter_base(output, whole).wait()
+    return output
+
+
+def all_reduce(op: Any) -> Collective:
+    def reduce_all(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(tensor, op, group)
+        return tensor
+
+    return reduce_all
+
+
+def broadcast(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    dist.broadcast(tensor, group.size() - 1, group)
+    return tensor
+
+
+def all_to_all(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    sent = tensor.repeat(group.size())
+    output = torch.empty_like(sent)
+    dist.all_to_all_single(output, sent, group=group)
+    return output
+
+
+def gather_and_scatter(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    at_root = group.rank() == 0
+    gathered = [torch.empty_like(tensor) for _ in range(group.size())] if at_root else None
+    dist.gather(tensor, gathered, 0, group)
+    dist.scatter(tensor, gathered and gathered[::-1], 0, group)
+    return tensor
+
+
+def reduce_to_first(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    dist.reduce(tensor, 0, group=group)
+    return tensor if group.rank() == 0 else torch.empty(0)
+
+
+def send_round(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    received, rank, size = torch.empty_like(tensor), group.rank(), group.size()
+    ops = [
+        dist.P2POp(dist.isend, tensor, (rank + 1) % size, group),
+        dist.P2POp(dist.irecv, received, (rank - 1) % size, group),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return received
+
+
+COLLECTIVES: dict[str, Collective] = {
+    **{f"all_reduce {op.name}": all_reduce(op) for op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.PRODUCT)},
+    **{
+        each.__name__: each
+        for each in (
+            all_gather,
+            all_gather_into_a_tensor,
+            gather_in_place,
+            reduce_scatter,
+            reduce_scatter_in_place,
+            broadcast,
+            all_to_all,
+            gather_and_scatter,
+            reduce_to_first,
+            send_round,
+        )
+    },
+}
+SIZES = (1, 7, 1000, SMALL_BYTES // 4, SMALL_BYTES // 4 + 1, 300_001)
+
+
+@on_two_to_four
+@two_to_four
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_collective_has_gloos_bits(rank: int, world_size: int, name: str) -> None:
+    gloo, collective = dist.group.WORLD, COLLECTIVES[name]
+    with group_of() as group:
+        for dtype in DTYPES:
+            for numel in SIZES:
+                values = random_values(rank, numel, dtype, seed=numel)
+                theirs, ours = (collective(each, values.clone()) for each in (gloo, group))
+                for one, other in zip(*(r if isinstance(r, list) else [r] for r in (theirs, ours)), strict=True):
+                    assert torch.equal(one, other), (dtype, numel)
+
+
+@on_two_to_four
+@two_to_four
+def test_many_in_flight_have_gloos_bits(rank: int, world_size: int) -> None:
+    """Random collectives, waited for in another order on each rank, some by nobody until the end."""
+    same, ours = random.Random(world_size), random.Random(rank)
+    with group_of() as group:
+        for _ in range(6):
+            under_way = []
+            for _ in range(same.choice([3, 40, 300])):
+                name = same.choice(["all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"])
+                numel, dtype = same.choice(SIZES[:5]), same.choice(DTYPES)
+                source = same.randrange(world_size)
+                values = random_values(rank, numel, dtype, seed=same.randrange(100))
+                results = [(values.clone(), values.new_empty(world_size * numel)) for _ in range(2)]
+                works = [
+                    launch(each, name, *tensors, source)
+                    for each, tensors in zip((dist.group.WORLD, group), results, strict=True)
+                ]
+                under_way.append((name, works, results))
+            ours.shuffle(under_way)
+            for _, works, _ in under_way:
+                for work in works:
+                    work.wait()
+            for name, _, [theirs, found] in under_way:
+                index = int(name in ("all_gather", "reduce_scatter"))
+                size = theirs[0].numel() if name == "reduce_scatter" else None
+                assert torch.equal(theirs[index][:size], found[index][:size]), name
+
+
+def launch(group: Any, name: str, values: torch.Tensor, longer: torch.Tensor, source: int) -> Any:
+    match name:
+        case "all_reduce":
+            return dist.all_reduce(values, group=group, async_op=True)
+        case "reduce_scatter":
+            whole = values.repeat(group.size())
+            return group._reduce_scatter_base(longer[: values.numel()], whole)
+        case "all_gather":
+            return group._allgather_base(longer, values)
+        case "broadcast":
+            return dist.broadcast(values, source, group=group, async_op=True)
+        case _:
+            return dist.barrier(group=group, async_op=True)
+
+
+@on_ranks(2)
+def test_objects_and_functional_collectives(rank: int) -> None:
+    import torch.distributed._functional_collectives as functional
+
+    with group_of() as group:
+        objects: list[Any] = [None, None]
+        dist.all_gather_object(objects, {"rank": rank}, group)
+        assert objects == [{"rank": 0}, {"rank": 1}]
+        listed = [rank]
+        dist.broadcast_object_list(listed, 1, group)
+        assert listed == [1]
+        x = torch.arange(4.0) + rank
+        assert functional.all_reduce(x, "sum", group).tolist() == [1, 3, 5, 7]
+        assert functional.all_gather_tensor(x[:1], 0, group).tolist() == [0, 1]
+        assert functional.reduce_scatter_tensor(x, "sum", 0, group).tolist() == [[1, 3], [5, 7]][rank]
+        assert functional.broadcast(x, 1, group).tolist() == [1, 2, 3, 4]
+
+
+# ---------------------------------------------------------------------- what trains on it
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(40, 300), nn.ReLU(), nn.Linear(300, 300), nn.BatchNorm1d(300), nn.Linear(300, 3))
+
+
+def trained(ddp: Any, rank: int) -> list[torch.Tensor]:
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        ddp(random_values(rank, 320, torch.float32, step).view(8, 40)).square().mean().backward()
+        optimizer.step()
+    return [param.full_tensor() if hasattr(param, "full_tensor") else param.detach() for param in ddp.parameters()]
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str)
+def test_torchs_ddp_trains_to_the_same_bits(rank: int, options: dict[str, Any]) -> None:
+    with group_of() as group:
+        ours, theirs = (
+            trained(TorchDDP(model(), process_group=each, bucket_cap_mb=0.1, **options), rank)
+            for each in (group, None)
+        )
+        assert all(map(torch.equal, ours, theirs))
+
+
+@on_ranks(2)
+def test_a_hook_that_waits_in_a_callback(rank: int) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    with group_of() as group:
+        results = []
+        for each in (group, dist.group.WORLD):
+            ddp = TorchDDP(model(), process_group=each)
+            state = PowerSGDState(each, matrix_approximation_rank=2, start_powerSGD_iter=2)
+            ddp.register_comm_hook(state, powerSGD_hook)
+            results.append(trained(ddp, rank))
+        assert all(map(torch.equal, *results))
+
+
+@on_ranks(3)
+def test_fully_sharded_modules_train_to_the_same_bits(rank: int) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    with group_of() as group:
+        results = []
+        for each in (group, dist.group.WORLD):
+            module = model()
+            mesh = DeviceMesh.from_group(each, "cpu")
+            for layer in module:
+                if isinstance(layer, nn.Linear):
+                    fully_shard(layer, mesh=mesh)
+            results.append(trained(fully_shard(module, mesh=mesh), rank))
+        assert all(map(torch.equal, *results))
+
+
+# ---------------------------------------------------------------------- waiting, and what goes wrong
+
+
+@on_ranks(2)
+def test_a_collective_is_done_though_nobody_waits(rank: int) -> None:
+    with group_of() as group:
+        for numel in (10, 1_000_000):
+            tensor = torch.ones(numel)
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            deadline = time.monotonic() + 30
+            while not work.is_completed() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert tensor.eq(2).all()
+
+
+@on_ranks(2)
+def test_an_idle_group_uses_no_core(rank: int) -> None:
+    with group_of() as group:
+        dist.all_reduce(torch.ones(10), group=group)
+        dist.barrier()
+        before = time.process_time()
+        time.sleep(1.0)
+        assert time.process_time() - before < 0.3
+
+
+@on_ranks(2)
+def test_a_future_that_is_waited_for_in_a_callback_of_another(rank: int) -> None:
+    with group_of() as group:
+        futures = [dist.all_reduce(torch.ones(10), group=group, async_op=True).get_future() for _ in range(2)]
+        seen: list[float] = []
+
+        def wait_for_another(first: torch.futures.Future) -> torch.Tensor:
+            later = dist.all_reduce(first.value()[0], group=group, async_op=True).get_future()
+            seen.append(later.then(lambda future: future.value()[0].sum()).wait().item())
+            return first.value()
+
+        for future in [future.then(wait_for_another) for future in futures]:
+            future.wait()
+        assert seen == [40, 40]
+
+
+@on_ranks(2)
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (lambda group: dist.all_reduce(torch.ones(4), group=group), "all_reduce of 4 elements of torch.float32"),
+        (lambda group: dist.all_reduce(torch.ones(3).half(), group=group), "3 elements of torch.float16"),
+        (lambda group: dist.barrier(group=group), "barrier"),
+        (lambda group: dist.broadcast(torch.ones(3), 1, group=group), "broadcast of 3 .* from rank 1"),
+    ],
+    ids=["size", "dtype", "collective", "broadcast"],
+)
+def test_different_calls_are_an_error_that_names_both(rank: int, theirs: Callable[[Any], None], words: str) -> None:
+    with group_of() as group:
+        call = theirs if rank == 1 else lambda each: dist.all_reduce(torch.ones(3), group=each)
+        with pytest.raises(RuntimeError, match=rf"rank 0 calls all_reduce of 3 .*, but rank 1 calls .*{words}"):
+            call(group)
+            dist.barrier(group=group)  # the source of a broadcast does not wait for the others
+
+
+@on_ranks(3)
+def test_a_late_rank_is_named(rank: int) -> None:
+    with group_of(timeout=datetime.timedelta(seconds=0.5)) as group:
+        if rank != 1:
+            with pytest.raises(RuntimeError, match=r"Rank 1 has not begun all_reduce 0 within 0\.5 s"):
+                dist.all_reduce(torch.ones(3), group=group)
+        dist.barrier()
+
+
+def die_at_random(rank: int, seed: int) -> str | None:
+    """Rank 1 is killed by a thread while collectives run. The others say what they saw, and how late."""
+    draw = random.Random(seed)
+    with group_of() as group:
+        if rank == 1:
+            after_s = random.Random(-seed).uniform(0, 0.05)
+            threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        try:
+            while True:
+                dist.all_reduce(torch.ones(draw.choice([10, 100_000])), group=group)
+                group._allgather_base(torch.empty(3000), torch.ones(1000)).wait()
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}") from None
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_named_by_all_others() -> None:
+    before = set(os.listdir("/dev/shm"))
+    with mortal_ranks(grace_s=20.0) as pool:
+        for seed in range(50):
+            started = time.monotonic()
+            with pytest.raises(RankFailure) as failure:
+                pool.run(die_at_random, seed)
+            assert time.monotonic() - started < 15
+            assert "exit code -9" in failure.value.reports[1]
+            for rank in (0, 2):
+                assert "Rank 1 was killed" in failure.value.reports[rank]
+    assert {name for name in set(os.listdir("/dev/shm")) - before if "minddp" in name} == set()
+
+
+@on_ranks(2)
+def test_many_groups_leave_nothing(rank: int) -> None:
+    footprints = []
+    for number in range(60):
+        with group_of() as group:
+            dist.all_reduce(torch.ones(100_000), group=group)
+            work = dist.all_reduce(torch.ones(10), group=group, async_op=True)
+            work.get_future().wait()
+        del group, work
+        gc.collect()
+        if number in (5, 59):
+            dist.barrier()
+            footprints.append(footprint())
+    early, late = footprints
+    assert all(now <= before for before, now in zip(early, late, strict=True)), footprints
+
+
+@on_ranks(4)
+def test_groups_of_some_ranks(rank: int) -> None:
+    backend.register()
+    groups = [dist.new_group(ranks, backend="minddp") for ranks in ([0, 2], [3, 1])]
+    tensor = torch.tensor([10.0**rank])
+    dist.all_reduce(tensor, group=groups[rank % 2])
+    assert tensor.item() == [101, 1010][rank % 2]
+    for group in groups:
+        if isinstance(group, SharedMemoryGroup):
+            dist.destroy_process_group(group)
