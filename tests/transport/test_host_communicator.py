@@ -32,7 +32,7 @@ class Rank:
     def all_reduce(self, tensor: torch.Tensor) -> SharedWork:
         call = Call(Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), 0)
         collective = self.host.launch(
-            collectives.all_reduce, call, tensor, limit_s=self.limit_s, in_place=True, is_waited_for=False
+            collectives.all_reduce, call, tensor, tensor, limit_s=self.limit_s, in_place=True, is_waited_for=False
         )
         return SharedWork(self.host, collective, [tensor])
 
@@ -309,7 +309,7 @@ def test_a_copy_is_not_used_again_before_its_result_has_been_copied_back(start: 
     first = [torch.full((100_000,), rank + 1.0) for rank in range(2)]
     works = [rank.all_reduce(tensor) for rank, tensor in zip(ranks, first, strict=True)]
     works[1].wait()
-    with ranks[0].host._turn:  # the thread of rank 0 has not got so far
+    with ranks[0].host._turn._lock:  # the thread of rank 0 has not got so far
         works.append(ranks[0].all_reduce(torch.zeros(100_000)))
     works.append(ranks[1].all_reduce(torch.zeros(100_000)))
     for work in works:
