@@ -322,9 +322,8 @@ class HostCommunicator:
         """
         for rank in self._control.failed_before(number + 1):
             self._handle(self._peers.poll(0))  # its message came before
-            raise PeerFailed(
-                self._reason(self._names[rank], self._ended.get(rank, Ended()), f"collective {number}")
-            )
+            last_message = self._ended.get(rank, Ended())
+            raise PeerFailed(self._reason(self._names[rank], last_message, f"collective {number}"))
         self._done_early.add(number)
         while self._num_done in self._done_early:
             self._done_early.remove(self._num_done)
@@ -369,8 +368,8 @@ class HostCommunicator:
                     finished.append(collective)
                 if not collective.has_begun:
                     break  # the later ones begin after it
-        except PeerFailed as reason:
-            self._fail(str(reason))
+        except PeerFailed as failure:
+            self._fail(str(failure))
         except BaseException as error:  # half a result is useless, and a second attempt would add twice
             reason = error if isinstance(error, RuntimeError) else repr(error)
             self._fail(f"Rank {self._names[self.rank]} cannot continue its collectives: {reason}")
