@@ -3,7 +3,6 @@ from __future__ import annotations
 import datetime
 import gc
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -376,25 +375,26 @@ def test_a_callback_that_raises_stops_no_other(start: Start, caplog: pytest.LogC
         work.wait()
 
 
-def test_threads_may_allocate_at_the_same_time(start: Start) -> None:
+def test_threads_may_allocate_at_the_same_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = start(2)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
+    attach = segments.attach
+
+    def attach_slowly(descriptor: int, nbytes: int, number: int) -> Segment:
+        time.sleep(0.001)
+        return attach(descriptor, nbytes, number)
+
+    monkeypatch.setattr(segments, "attach", attach_slowly)
     made: list[torch.Tensor] = []
-    try:
-        threads = [
-            threading.Thread(
-                target=lambda: made.extend(ranks[0].host.allocate(8, torch.float32) for _ in range(50))
-            )
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    finally:
-        sys.setswitchinterval(interval)
-    assert len({segment.number for segment in ranks[0].host._ours.values()}) == 1 + 4 * 50
+
+    def allocate() -> None:
+        made.extend(ranks[0].host.allocate(8, torch.float32) for _ in range(10))
+
+    threads = [threading.Thread(target=allocate) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({segment.number for segment in ranks[0].host._ours.values()}) == 1 + 4 * 10
 
 
 def test_a_copy_is_not_used_again_before_its_result_has_been_copied_back(start: Start) -> None:
