@@ -10,6 +10,7 @@ import datetime
 import logging
 import secrets
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.autograd.profiler import record_function
 
 from minddp.transport.hierarchical import Hosts, Lane, all_reduce_across
+from minddp.transport.process_group import time_limit_s
 from minddp.transport.shared_memory import collectives, rendezvous
 from minddp.transport.shared_memory.collectives import SMALL_BYTES
 from minddp.transport.shared_memory.control_block import DTYPES, Call, Kind
@@ -27,6 +29,8 @@ from minddp.transport.shared_memory.rendezvous import CannotConnect
 
 NAME = "minddp"
 CPU = torch.device("cpu")
+#: Tensors of the caller that are written: each as a flat tensor, which may be a copy, and as it is.
+Outputs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 _log = logging.getLogger(__name__)
 _Base: Any = dist.ProcessGroup  # torch's stub leaves out or types otherwise much of what a group has
 
@@ -42,13 +46,12 @@ def make_group(options: Any, _: object = None) -> SharedMemoryGroup:
     store, rank, size, timeout = options.store, options.group_rank, options.group_size, options.timeout
     gloo = c10d.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
     gloo._set_sequence_number_for_group()
-    limit_s = timeout.total_seconds()
     try:
-        return connect_group(store, gloo, limit_s, across_hosts=True)
+        return connect_group(store, gloo, across_hosts=True)
     except CannotConnect as reason:
         if rank == 0:
             _log.info("This group uses gloo alone, not shared memory: %s.", reason)
-        return SharedMemoryGroup(store, rank, size, limit_s, gloo, host=None)
+        return SharedMemoryGroup(gloo, host=None)
 
 
 class SharedWork(dist.Work):
@@ -159,18 +162,8 @@ def _by_gloo(name: str) -> Any:
 class SharedMemoryGroup(_Base):
     """A process group over shared memory, and over gloo for what is not done there."""
 
-    def __init__(
-        self,
-        store: dist.Store | None,
-        rank: int,
-        size: int,
-        limit_s: float,
-        gloo: Any,
-        host: HostCommunicator | None,
-        num_lanes: int = 0,
-    ):
-        super().__init__(rank, size)
-        self._limit_s = limit_s
+    def __init__(self, gloo: Any, host: HostCommunicator | None, num_lanes: int = 0):
+        super().__init__(gloo.rank(), gloo.size())
         self._gloo = gloo
         self._host = host
         self._num_lanes = num_lanes
@@ -205,12 +198,14 @@ class SharedMemoryGroup(_Base):
         tensor = tensors[0]
         if len(tensors) != 1 or opts.reduceOp != dist.ReduceOp.SUM or not self._shares(tensor):
             return self._gloo.allreduce(tensors, opts)
-        call = Call(Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), 0)
+        flat, layout = _in_memory_order(tensor)
+        call = Call(Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), layout)
+        outputs = [(flat, tensor)]
         if self._num_lanes:
-            return self._launch(all_reduce_across, call, opts, tensors, _flat(tensor), self._num_lanes)
+            return self._launch(all_reduce_across, call, opts, tensors, outputs, flat, flat, self._num_lanes)
         is_small = tensor.nbytes <= SMALL_BYTES
         steps = collectives.all_reduce_small if is_small else collectives.all_reduce
-        return self._launch(steps, call, opts, tensors, _flat(tensor), in_place=not is_small)
+        return self._launch(steps, call, opts, tensors, outputs, flat, flat, in_place=not is_small)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         opts = _options(c10d.AllreduceCoalescedOptions, opts)
@@ -228,8 +223,11 @@ class SharedMemoryGroup(_Base):
             opts = _options(c10d.BroadcastOptions, opts)
         if len(tensors) != 1 or not self._shares_all(tensors[0]):
             return self._gloo.broadcast(tensors, opts)
-        call = Call(Kind.BROADCAST, tensors[0].dtype, tensors[0].numel(), opts.rootRank)
-        return self._launch(collectives.broadcast, call, opts, tensors, _flat(tensors[0]), opts.rootRank)
+        tensor, source = tensors[0], opts.rootRank
+        flat, is_source = _flat(tensor), self.rank() == source
+        call = Call(Kind.BROADCAST, tensor.dtype, tensor.numel(), source)
+        contribution, outputs = (flat, []) if is_source else (None, [(flat, tensor)])
+        return self._launch(collectives.broadcast, call, opts, tensors, outputs, contribution, flat, source)
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: datetime.timedelta | None = None
@@ -239,15 +237,16 @@ class SharedMemoryGroup(_Base):
         opts = _options(c10d.AllgatherOptions, opts, timeout)
         if len(inputs) != 1 or not self._fit(inputs[0], outputs[0]):
             return self._gloo.allgather(outputs, inputs, opts)
-        return self._gather(outputs[0], inputs[0], opts, outputs[0])
+        flat = [(_flat(output), output) for output in outputs[0]]
+        return self._gather(flat, [part for part, _ in flat], inputs[0], opts, outputs[0])
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
         opts = _options(c10d.AllgatherOptions, opts)
         fits = self._shares_all(output) and output.numel() == input.numel() * self.size()
-        parts = _flat(output).chunk(self.size()) if fits else []
-        if not fits or not self._fit(input, parts):
+        if not fits or not self._fit(input, [input]) or output.dtype != input.dtype:
             return self._gloo._allgather_base(output, input, opts)
-        return self._gather(parts, input, opts, [output])
+        flat = _flat(output)
+        return self._gather([(flat, output)], flat.chunk(self.size()), input, opts, [output])
 
     all_gather_single = _allgather_base
 
@@ -265,8 +264,10 @@ class SharedMemoryGroup(_Base):
             return self._gloo._reduce_scatter_base(output, input, opts)
         if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
             input = input.clone()  # it is read while the output is written
-        call = Call(Kind.REDUCE_SCATTER, input.dtype, input.numel(), 0)
-        return self._launch(collectives.reduce_scatter, call, opts, [output], _flat(input), _flat(output))
+        call = Call(Kind.REDUCE_SCATTER, input.dtype, input.numel())
+        flat, result = _flat(input), _flat(output)
+        outputs = [(result, output)]
+        return self._launch(collectives.reduce_scatter, call, opts, [output], outputs, flat, flat, result)
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -283,7 +284,7 @@ class SharedMemoryGroup(_Base):
         opts = _options(c10d.BarrierOptions, opts, timeout)
         if not self.shares_memory or self._num_lanes:
             return self._gloo.barrier(opts)
-        return self._launch(collectives.barrier, Call(Kind.BARRIER, torch.uint8, 0, 0), opts, [])
+        return self._launch(collectives.barrier, Call(Kind.BARRIER, torch.uint8, 0), opts, [], [], None)
 
     # ------------------------------------------------------------------ by gloo
 
@@ -302,24 +303,40 @@ class SharedMemoryGroup(_Base):
     # ------------------------------------------------------------------ helpers
 
     def _launch(
-        self, steps: Any, call: Call, opts: Any, result: list[torch.Tensor], *tensors: Any, in_place: bool = True
+        self,
+        steps: Any,
+        call: Call,
+        opts: Any,
+        result: Any,
+        outputs: Outputs,
+        contribution: torch.Tensor | None,
+        *arguments: Any,
+        in_place: bool = True,
     ) -> dist.Work:
-        limit_s, host = opts.timeout.total_seconds(), self._host
+        host = self._host
         assert host is not None, "the tensors are shared"
+        limit_s = opts.timeout.total_seconds()
         collective = host.launch(
-            steps,
+            _then_copy(steps, [(flat, tensor) for flat, tensor in outputs if not _is_view(flat, tensor)]),
             call,
-            *tensors,
-            limit_s=limit_s if limit_s > 0 else self._limit_s,
+            contribution,
+            *arguments,
+            limit_s=limit_s if limit_s > 0 else time_limit_s(self._gloo),
             in_place=in_place,
             is_waited_for=not opts.asyncOp,
+            is_inference=any(tensor.is_inference() for _, tensor in outputs),
         )
         return SharedWork(host, collective, result)
 
-    def _gather(self, parts: Sequence[torch.Tensor], tensor: torch.Tensor, opts: Any, result: Any) -> dist.Work:
-        call = Call(Kind.ALL_GATHER, tensor.dtype, tensor.numel(), 0)
-        flat = [_flat(part) for part in parts]
-        return self._launch(collectives.all_gather, call, opts, result, _flat(tensor), flat)
+    def _gather(
+        self, outputs: Outputs, parts: Sequence[torch.Tensor], tensor: torch.Tensor, opts: Any, result: Any
+    ) -> dist.Work:
+        call, flat = Call(Kind.ALL_GATHER, tensor.dtype, tensor.numel()), _flat(tensor)
+        others = [part for rank, part in enumerate(parts) if rank != self.rank()]
+        in_place = not any(_overlap(flat, part) for part in others)
+        return self._launch(
+            collectives.all_gather, call, opts, result, outputs, flat, flat, parts, in_place=in_place
+        )
 
     def _shares(self, tensor: torch.Tensor) -> bool:
         """Equal on every rank, since it depends only on properties that any collective requires to be equal."""
@@ -329,7 +346,6 @@ class SharedMemoryGroup(_Base):
             and tensor.device.type == "cpu"
             and tensor.dtype in DTYPES
             and tensor.numel() > 0
-            and tensor.is_contiguous()
         )
 
     def _shares_all(self, tensor: torch.Tensor) -> bool:
@@ -345,14 +361,12 @@ class SharedMemoryGroup(_Base):
 def connect_group(
     store: dist.Store | None,
     gloo: c10d.ProcessGroupGloo,
-    limit_s: float,
     *,
     across_hosts: bool,
 ) -> SharedMemoryGroup:
     """The ranks of `gloo`, connected by shared memory. Collective.
 
     Args:
-        limit_s: of each collective, in seconds.
         across_hosts: ranks on several hosts add within each host, then between them.
 
     Raises:
@@ -366,7 +380,7 @@ def connect_group(
     hosts = Hosts.grouped(names)
     if len(hosts.ranks) == 1:
         host = rendezvous.connect_ranks(gather, rank, range(size))
-        return SharedMemoryGroup(store, rank, size, limit_s, gloo, host)
+        return SharedMemoryGroup(gloo, host)
     if not across_hosts:
         other = next(rank for rank, name in enumerate(names) if name != names[0])
         raise CannotConnect(f"rank {other} is on another host than rank 0, or in a container with its own network")
@@ -382,10 +396,10 @@ def connect_group(
         if store is None:
             raise RuntimeError("the group has no store through which hosts could connect")
         lane_store = dist.PrefixStore(f"minddp/lane/{token}/{local_rank}", store)
-        return Lane(lane_store, hosts.lane(local_rank), rank, rendezvous.CONNECT_LIMIT_S, limit_s)
+        return Lane(lane_store, hosts.lane(local_rank), rank, rendezvous.CONNECT_LIMIT_S, time_limit_s(gloo))
 
     host = rendezvous.connect_ranks(gather, rank, beside, make_lane)
-    return SharedMemoryGroup(store, rank, size, limit_s, gloo, host, hosts.num_lanes)
+    return SharedMemoryGroup(gloo, host, hosts.num_lanes)
 
 
 def _listed(tensors: Any) -> Any:
@@ -405,4 +419,34 @@ def _options(kind: Any, opts: Any, timeout: datetime.timedelta | None = None) ->
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().view(-1)
+    """A copy if it is not contiguous."""
+    return tensor.detach().contiguous().view(-1)
+
+
+def _in_memory_order(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """All elements in the order in which gloo adds them, and a checksum of the strides: 0 if contiguous."""
+    if tensor.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return _flat(tensor), 0
+    return tensor.detach().as_strided((tensor.numel(),), (1,)), 1 + zlib.crc32(str(tensor.stride()).encode())
+
+
+def _is_view(flat: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return flat.data_ptr() == tensor.data_ptr()
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Of two contiguous tensors."""
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
+
+
+def _then_copy(steps: Any, outputs: Outputs) -> Any:
+    """The collective `steps`, and then each output's flat copy written to it."""
+    if not outputs:
+        return steps
+
+    def steps_and_copies(*arguments: Any) -> Any:
+        yield from steps(*arguments)
+        for flat, tensor in outputs:
+            tensor.detach().copy_(flat.view(tensor.shape))
+
+    return steps_and_copies

@@ -133,7 +133,7 @@ def backend_for(group: dist.ProcessGroup, device: torch.device) -> Backend | Non
         return None
 
 
-def time_limit_s(group: dist.ProcessGroup, device: torch.device) -> float:
-    """The limit of the group's collectives, or torch's default where the backend does not report it."""
-    options = getattr(backend_for(group, device), "options", None)
+def time_limit_s(backend: object) -> float:
+    """The limit of the collectives of a backend, or torch's default where it does not report it."""
+    options = getattr(backend, "options", None)
     return getattr(options, "_timeout", default_pg_timeout).total_seconds()

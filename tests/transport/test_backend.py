@@ -65,6 +65,16 @@ def gather_in_place(group: Any, tensor: torch.Tensor) -> torch.Tensor:
     return output
 
 
+def gather_from_anothers_slot(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """The input lies in the output, where the contribution of another rank is going to be written."""
+    numel = group.size() * tensor.numel()
+    is_ours = type(group) is SharedMemoryGroup
+    output = group.allocate(numel, tensor.dtype) if is_ours else tensor.new_empty(numel)
+    ours = output.chunk(group.size())[(group.rank() + 1) % group.size()].copy_(tensor) if is_ours else tensor
+    group._allgather_base(output, ours).wait()
+    return output
+
+
 def reduce_scatter(group: Any, tensor: torch.Tensor) -> torch.Tensor:
     output = tensor.new_empty(tensor.numel())
     group._reduce_scatter_base(output, torch.cat([tensor * (1 + r) for r in range(group.size())])).wait()
@@ -132,6 +142,7 @@ COLLECTIVES: dict[str, Collective] = {
             all_gather,
             all_gather_into_a_tensor,
             gather_in_place,
+            gather_from_anothers_slot,
             reduce_scatter,
             reduce_scatter_in_place,
             broadcast,
@@ -157,6 +168,55 @@ def test_a_collective_has_gloos_bits(rank: int, world_size: int, name: str) -> N
                 theirs, ours = (collective(each, values.clone()) for each in (gloo, group))
                 for one, other in zip(*(r if isinstance(r, list) else [r] for r in (theirs, ours)), strict=True):
                     assert torch.equal(one, other), (dtype, numel)
+
+
+@on_two_to_four
+@two_to_four
+def test_tensors_that_are_not_contiguous(rank: int, world_size: int) -> None:
+    """Dense ones are added in the order of memory, with gloo's bits. Others give the same as their copies."""
+    with group_of() as group:
+        for dims in ((0, 2, 1), (2, 0, 1), (1, 0, 2)):
+            theirs = random_values(rank, 30_000, torch.float32, 1).view(10, 30, 100).permute(dims)
+            ours = theirs.clone(memory_format=torch.preserve_format)
+            assert ours.stride() == theirs.stride()
+            dist.all_reduce(theirs)
+            dist.all_reduce(ours, group=group)
+            assert torch.equal(ours, theirs)
+
+        def strided(tensor: torch.Tensor, number: int) -> torch.Tensor:
+            """The same values, contiguous on some ranks only."""
+            match (number + rank) % 3:
+                case 0:
+                    return tensor
+                case 1:
+                    return tensor.repeat_interleave(2, dim=1)[:, ::2]
+                case _:
+                    return tensor.t().contiguous().t() if number < 3 else tensor.repeat_interleave(3, dim=1)[:, ::3]
+
+        for number in range(6):
+            for numel in (20, 20_000):
+                value = random_values(rank, numel * world_size, torch.float32, number).view(-1, 2)
+                part = value[: numel // 2]
+                parts = [torch.empty_like(part) for _ in range(world_size)]
+                dist.all_gather(parts, part)
+                found = [strided(torch.zeros_like(part), number + i) for i in range(world_size)]
+                dist.all_gather(found, strided(part, number), group=group)
+                assert all(map(torch.equal, parts, found))
+                output = strided(torch.zeros(len(value), 2), number)
+                dist.all_gather_into_tensor(output, strided(part, number), group)
+                assert torch.equal(output, torch.cat(parts))
+                scattered, output = torch.empty_like(part), strided(torch.zeros_like(part), number)
+                dist.reduce_scatter_tensor(scattered, value.clone())
+                dist.reduce_scatter_tensor(output, strided(value, number), group=group)
+                assert torch.equal(output, scattered)
+                output = strided(part.clone(), number)
+                dist.broadcast(output, 1, group)
+                assert torch.equal(output, parts[1])
+                dist.all_reduce(part)
+                gaps = part.new_zeros(len(part), 5)[:, 1:3] if rank else part.clone()
+                gaps.copy_(parts[rank])
+                dist.all_reduce(gaps, group=group)
+                assert torch.equal(gaps, part)
 
 
 @on_two_to_four
@@ -347,6 +407,52 @@ def test_a_late_rank_is_named(rank: int) -> None:
             with pytest.raises(RuntimeError, match=r"Rank 1 has not begun all_reduce 0 within 0\.5 s"):
                 dist.all_reduce(torch.ones(3), group=group)
         dist.barrier()
+
+
+@on_ranks(2)
+def test_strides_that_differ_between_ranks_are_an_error(rank: int) -> None:
+    """Gloo adds elements at the same place in memory, which are others."""
+    with group_of() as group:
+        tensor = torch.ones(3, 2) if rank == 0 else torch.ones(2, 3).t()
+        with pytest.raises(
+            RuntimeError, match=r"6 elements of torch.float32, but rank 1 .* that are not contiguous"
+        ):
+            dist.all_reduce(tensor, group=group)
+
+
+@on_ranks(2)
+def test_a_new_time_limit(rank: int) -> None:
+    with group_of() as group:
+        dist.all_reduce(torch.ones(3), group=group)
+        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=0.5), group)
+        if rank != 1:
+            with pytest.raises(RuntimeError, match=r"Rank 1 has not begun all_reduce 1 within 0\.5 s"):
+                dist.all_reduce(torch.ones(3), group=group)
+        dist.barrier()
+
+
+@on_ranks(2)
+def test_a_signal_handler_in_the_middle_of_a_wait(rank: int) -> None:
+    """Its collective could only be done after the one that it interrupts."""
+
+    def handle(*_: object) -> None:
+        dist.barrier(group=group)
+
+    with group_of() as group:
+        tensor = torch.ones(3)
+        if rank == 0:
+            before = signal.signal(signal.SIGALRM, handle)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            with pytest.raises(RuntimeError, match="A signal handler uses a process group"):
+                work.wait()
+            signal.signal(signal.SIGALRM, before)
+            dist.barrier()
+            work.wait()
+        else:
+            dist.barrier()
+            dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [2, 2, 2]
 
 
 def die_at_random(rank: int, seed: int) -> str | None:

@@ -4,13 +4,14 @@ import datetime
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from minddp.transport.backend import SharedWork
-from minddp.transport.shared_memory import collectives, control_block, host_communicator, peer_sockets
+from minddp.transport.shared_memory import collectives, host_communicator, peer_sockets, segments
 from minddp.transport.shared_memory.control_block import NUM_CALLS, Call, Kind
 from minddp.transport.shared_memory.host_communicator import MESSAGES_EVERY, HostCommunicator
 from minddp.transport.shared_memory.segments import Segment
@@ -32,7 +33,7 @@ class Rank:
     def all_reduce(self, tensor: torch.Tensor) -> SharedWork:
         call = Call(Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), 0)
         collective = self.host.launch(
-            collectives.all_reduce, call, tensor, limit_s=self.limit_s, in_place=True, is_waited_for=False
+            collectives.all_reduce, call, tensor, tensor, limit_s=self.limit_s, in_place=True, is_waited_for=False
         )
         return SharedWork(self.host, collective, [tensor])
 
@@ -291,16 +292,109 @@ def test_the_peers_unmap_a_dropped_segment(start: Start) -> None:
     assert [sorted(rank.host._theirs) for rank in ranks] == [[(1, 0)], [(0, 0)]]
 
 
-def test_without_an_order_of_writes_messages_wake_the_ranks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on processors other than x86."""
-    monkeypatch.setattr(control_block, "ORDERS_WRITES", False)
-    ranks = start(3)
-    for rank in ranks:
-        rank.tensor.fill_(1)
-    for _ in range(20):
-        for work in [rank.launch() for rank in ranks]:
+def test_closing_ends_a_wait_of_another_thread(start: Start) -> None:
+    ranks = start(2)
+    errors: list[str] = []
+
+    def wait(work: SharedWork) -> None:
+        with pytest.raises(RuntimeError) as error:
             work.wait()
-    assert ranks[0].tensor.eq(3.0**20).all()
+        errors.append(str(error.value))
+
+    thread = threading.Thread(target=wait, args=(ranks[0].launch(),))
+    thread.start()
+    time.sleep(0.1)
+    ranks[0].leave()
+    thread.join(5)
+    assert errors == [host_communicator.DESTROYED]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_source_that_runs_ahead_of_a_rank_does_not_wait_forever(start: Start, leaves: bool) -> None:
+    """It waits for no other rank, except for room in the control block."""
+    ranks = start(2)
+    if leaves:
+        ranks[1].leave()
+    source = torch.ones(10)
+    call = Call(Kind.BROADCAST, source.dtype, source.numel(), 0)
+    late = "Rank 1 has still to finish collective 0, 256 before broadcast 256, after 1 s"
+    with pytest.raises(RuntimeError, match="Rank 1 has left" if leaves else late):
+        for _ in range(NUM_CALLS + 1):
+            collective = ranks[0].host.launch(
+                collectives.broadcast, call, source, source, 0, limit_s=1.0, in_place=True, is_waited_for=True
+            )
+            SharedWork(ranks[0].host, collective, [source]).wait()
+
+
+def test_nothing_is_read_that_a_failed_rank_may_have_overwritten(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is so late with its part that rank 0 has given up, and uses its tensor again."""
+    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 0.2)
+    ranks = start(2, limit_s=0.5)
+    works = [rank.launch() for rank in ranks]
+    words = "Rank 1 has begun all_reduce 0 and not finished it within 0.5 s"
+    with ranks[1].host._turn._lock:
+        with pytest.raises(RuntimeError, match=words):
+            works[0].wait()
+        ranks[0].tensor.fill_(100)
+    with pytest.raises(RuntimeError, match=words):
+        works[1].wait()
+
+
+def test_memory_that_cannot_be_mapped_is_an_error_on_every_rank(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = start(2)
+    attach = segments.attach
+
+    def attach_own(descriptor: int, nbytes: int, number: int) -> Segment:
+        if threading.current_thread().name == "minddp shared memory":
+            raise OSError("no memory is left")
+        return attach(descriptor, nbytes, number)
+
+    monkeypatch.setattr(segments, "attach", attach_own)
+    tensors = [rank.host.allocate(10, torch.float32) for rank in ranks]
+    time.sleep(0.2)  # for the progress threads to have their turn
+    for rank, tensor in zip(ranks, tensors, strict=True):
+        with pytest.raises(RuntimeError, match=r"Rank \d cannot map memory of rank \d: no memory is left"):
+            rank.all_reduce(tensor).wait()
+
+
+def test_a_callback_that_raises_stops_no_other(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = start(2)
+    called = threading.Event()
+    works = [rank.launch() for rank in ranks]
+    works[0].call_when_done(lambda: 1 / 0)
+    works[0].call_when_done(called.set)
+    works[1].wait()
+    works[0].wait()
+    assert called.wait(5)
+    assert "A callback of all_reduce 0 has raised" in caplog.text
+    for work in [rank.launch() for rank in ranks]:
+        work.wait()
+
+
+def test_threads_may_allocate_at_the_same_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = start(2)
+    attach = segments.attach
+
+    def attach_slowly(descriptor: int, nbytes: int, number: int) -> Segment:
+        time.sleep(0.001)
+        return attach(descriptor, nbytes, number)
+
+    monkeypatch.setattr(segments, "attach", attach_slowly)
+    made: list[torch.Tensor] = []
+
+    def allocate() -> None:
+        made.extend(ranks[0].host.allocate(8, torch.float32) for _ in range(10))
+
+    threads = [threading.Thread(target=allocate) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({segment.number for segment in ranks[0].host._ours.values()}) == 1 + 4 * 10
 
 
 def test_a_copy_is_not_used_again_before_its_result_has_been_copied_back(start: Start) -> None:
@@ -309,7 +403,7 @@ def test_a_copy_is_not_used_again_before_its_result_has_been_copied_back(start: 
     first = [torch.full((100_000,), rank + 1.0) for rank in range(2)]
     works = [rank.all_reduce(tensor) for rank, tensor in zip(ranks, first, strict=True)]
     works[1].wait()
-    with ranks[0].host._turn:  # the thread of rank 0 has not got so far
+    with ranks[0].host._turn._lock:  # the thread of rank 0 has not got so far
         works.append(ranks[0].all_reduce(torch.zeros(100_000)))
     works.append(ranks[1].all_reduce(torch.zeros(100_000)))
     for work in works:

@@ -49,10 +49,17 @@ def test_every_rank_is_connected_with_every_other() -> None:
         host.end()
 
 
-def test_a_system_without_memfd_is_an_obstacle_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
+@pytest.mark.parametrize("other", ["system", "processor"])
+def test_only_linux_on_x86_will_do(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    """Counters in shared memory need a processor that keeps the order of writes."""
+    if other == "system":
+        monkeypatch.delattr(os, "memfd_create")
+    else:
+        monkeypatch.setattr(rendezvous, "ORDERS_WRITES", False)
     group = ThreadGroup(2)
-    assert on_threads(2, lambda rank: outcome(group, rank)) == ["rank 0 does not run on Linux"] * 2
+    assert (
+        on_threads(2, lambda rank: outcome(group, rank)) == ["rank 0 does not run on Linux on an x86 processor"] * 2
+    )
 
 
 def test_what_one_rank_cannot_do_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:

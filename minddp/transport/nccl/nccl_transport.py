@@ -11,7 +11,7 @@ import torch
 from minddp.platform.time_limits import Unfinished, call_with_limit
 from minddp.transport.nccl.communicator import Communicator, OnDevice
 from minddp.transport.nccl.unique_id import share_unique_id
-from minddp.transport.process_group import ProcessGroupTransport, time_limit_s
+from minddp.transport.process_group import ProcessGroupTransport, backend_for, time_limit_s
 from minddp.transport.protocols import Work
 
 CONNECT_TIMEOUT_S = 60.0
@@ -63,7 +63,9 @@ def connect_gpus(group: ProcessGroupTransport, device: torch.device) -> NcclTran
     on_device = partial(cupy.cuda.Device, device.index)
     make_handle = partial(nccl.NcclCommunicator, group.world_size, unique_id, group.rank)
     handle = call_on_device(make_handle, on_device, CONNECT_TIMEOUT_S)
-    return NcclTransport(group, nccl, Communicator(handle, device, on_device, time_limit_s(group.group, device)))
+    return NcclTransport(
+        group, nccl, Communicator(handle, device, on_device, time_limit_s(backend_for(group.group, device)))
+    )
 
 
 class NcclTransport(ProcessGroupTransport):

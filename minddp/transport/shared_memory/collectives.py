@@ -104,11 +104,15 @@ def reduce_scatter(
 def all_gather(
     host: HostCommunicator, number: int, ours: Contribution, tensor: torch.Tensor, outputs: Sequence[torch.Tensor]
 ) -> Steps:
-    """Copy the `tensor` of each rank to one of `outputs`, in rank order."""
+    """Copy the `tensor` of each rank to one of `outputs`, in rank order.
+
+    This rank's own contribution is read from the copy: `tensor` may lie in the output for another rank.
+    """
     if not ours.is_callers:
         copy_in_blocks(tensor, ours.tensor)
     yield host.begin(number, ours)
-    for contribution, output in zip(host.contributions(number, tensor, 0, tensor.numel()), outputs, strict=True):
+    contributions = host.contributions(number, ours.tensor, 0, tensor.numel())
+    for contribution, output in zip(contributions, outputs, strict=True):
         copy_in_blocks(contribution, output)
     host.finish(number)
     if ours.is_callers:

@@ -7,11 +7,12 @@ Each rank has a part of its own, which it alone writes and all read:
     done     the number of collectives after which this rank does not touch the others' memory any more
     asleep   1 if a thread of this rank may be asleep, so that whoever raises a counter has to wake it: one word for
              a thread that waits, one for the progress thread
+    failed   0, or 1 + the number of the first collective that has failed on this rank, and with it all later ones:
+             its caller may use the memory of its contribution again, so that what others read there is not valid
     calls    the last `NUM_CALLS` calls: what is to be done, and where this rank's contribution lies
 
 A collective needs no message: its data, its call and its counters are all in memory. The processor must keep the
-order of writes: data before `begun`, results before `done`. x86 does. On others ranks do not look at counters
-without a message, since the kernel orders memory when it passes one on (`ORDERS_WRITES`).
+order of writes: data before `begun`, results before `done`. x86 does (`ORDERS_WRITES`); others are refused.
 
 A rank that goes to sleep sets `asleep` and then reads the counters; a rank that raises a counter writes it and then
 reads `asleep`. Between write and read there has to be a barrier (`fence`), or both would read the old value.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import mmap
 import platform
 import threading
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -33,7 +35,7 @@ WORDS_PER_CALL = 6
 HEADER_WORDS = 8  # one cache line
 WORDS_PER_RANK = HEADER_WORDS + NUM_CALLS * WORDS_PER_CALL
 WORD_BYTES = 8
-BEGUN, DONE, WAITER_ASLEEP, PROGRESS_ASLEEP = range(4)  # words of the header
+BEGUN, DONE, WAITER_ASLEEP, PROGRESS_ASLEEP, FAILED = range(5)  # words of the header
 DTYPES = (  # that can be added in shared memory
     torch.float32,
     torch.float64,
@@ -60,15 +62,17 @@ class Call(NamedTuple):
     kind: Kind
     dtype: torch.dtype
     numel: int  # of the contribution
-    source: int  # of a broadcast: the rank in the group
+    detail: int = 0  # of a broadcast: the source, a rank in the group; of an all-reduce: a checksum of its strides
     segment: int = -1  # where the contribution lies
     offset_bytes: int = 0
 
     def __str__(self) -> str:
         if self.kind is Kind.BARRIER:
             return "barrier"
-        source = f" from rank {self.source}" if self.kind is Kind.BROADCAST else ""
-        return f"{self.kind.name.lower()} of {self.numel:,} elements of {self.dtype}{source}"
+        detail = f" from rank {self.detail}" if self.kind is Kind.BROADCAST else ""
+        if self.kind is Kind.ALL_REDUCE and self.detail:
+            detail = " that are not contiguous"
+        return f"{self.kind.name.lower()} of {self.numel:,} elements of {self.dtype}{detail}"
 
 
 class Counter:
@@ -104,7 +108,6 @@ class ControlBlock:
         self.done = Counter(words, DONE, num_ranks, ours)
         self._num_ranks = num_ranks
         self._ours = ours
-        self._lock = threading.Lock()
 
     @staticmethod
     def nbytes(num_ranks: int) -> int:
@@ -139,15 +142,28 @@ class ControlBlock:
         self.fence()
         ranks, start = [], 0
         for rank in range(self._num_ranks):
-            asleep = self._words[start + WAITER_ASLEEP] or self._words[start + PROGRESS_ASLEEP] or not ORDERS_WRITES
+            asleep = self._words[start + WAITER_ASLEEP] or self._words[start + PROGRESS_ASLEEP]
             if asleep and rank != self._ours:
                 ranks.append(rank)
             start += WORDS_PER_RANK
         return ranks
 
+    def fail_from(self, number: int) -> None:
+        """Collective `number` of this rank has failed, and with it all later ones."""
+        self._words[self._ours * WORDS_PER_RANK + FAILED] = number + 1
+
+    def failed_before(self, number: int) -> Iterator[int]:
+        """The other ranks with a failed collective below `number`."""
+        for rank in range(self._num_ranks):
+            if 0 < self._words[rank * WORDS_PER_RANK + FAILED] <= number and rank != self._ours:
+                yield rank
+
     def fence(self) -> None:
-        """A barrier between earlier writes and later reads: taking a lock is one."""
-        with self._lock:
+        """A barrier between earlier writes and later reads: taking a lock is one.
+
+        A lock of its own, since a signal handler may interrupt the thread that has a common one.
+        """
+        with threading.Lock():
             pass
 
     def _place(self, rank: int, number: int) -> int:

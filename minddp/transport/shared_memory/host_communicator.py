@@ -16,13 +16,13 @@ that is only slow has the time limit of the collective.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -57,7 +57,9 @@ MAX_COPY_AT_LAUNCH = 256 * 1024  # bytes; larger contributions are copied by ano
 MESSAGES_EVERY = 64  # collectives: then a rank that never has to sleep reads which segments were dropped
 NOTHING = torch.empty(0)
 FOREVER = float("inf")
-_completing = threading.Lock()
+DESTROYED = "The process group was destroyed while this collective was in flight."
+_log = logging.getLogger(__name__)
+_completing = threading.RLock()
 
 
 class Contribution(NamedTuple):
@@ -84,6 +86,10 @@ class Closeable(Protocol):
     def close(self, grace_s: float = ...) -> None: ...
 
 
+class PeerFailed(Exception):
+    """The reason why another rank has failed."""
+
+
 class Collective:
     """A collective in flight. Once `is_done`, `error` is its error, if it has one."""
 
@@ -93,7 +99,9 @@ class Collective:
         self.limit_s = limit_s
         self.deadline = time.monotonic() + limit_s
         self.steps: Any = None
-        self.waits_for: Awaited | None = None  # `None` until it has begun
+        self.has_begun = False
+        self.waits_for: Awaited | None = None  # until that reaches `until`
+        self.until = number - NUM_CALLS + 1  # it begins once its place in the control block is free
         self.is_inference = False
         self.is_urgent = False  # the progress thread is not to hesitate
         self.is_done = False
@@ -102,6 +110,39 @@ class Collective:
 
     def __str__(self) -> str:
         return f"{self.call.kind.name.lower()} {self.number}"
+
+
+class _Turn:
+    """A lock of one thread at a time, which notices that the thread has it already."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def acquire(self, timeout: float = -1) -> bool:
+        """False if another thread has it for `timeout` seconds."""
+        self.require_other_thread()
+        if not self._lock.acquire(timeout=timeout):
+            return False
+        self._owner = threading.get_ident()
+        return True
+
+    def release(self) -> None:
+        self._owner = None
+        self._lock.release()
+
+    def require_other_thread(self) -> None:
+        if self._owner == threading.get_ident():
+            raise RuntimeError(
+                "A signal handler uses a process group while it interrupts a collective of the same group, which "
+                "cannot go on before the handler returns. Let the handler set a flag, and look at it in the loop."
+            )
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class HostCommunicator:
@@ -142,10 +183,9 @@ class HostCommunicator:
         self._staging: list[tuple[Segment, Collective]] = []  # with the one that used it last
         self._theirs: dict[tuple[int, int], Segment] = {}  # by rank and number
 
-        self._launching = threading.Lock()
-        self._turn = threading.Lock()
+        self._launching = _Turn()
+        self._turn = _Turn()
         self._urgent = threading.Event()
-        self._is_woken = False  # the progress thread, by this rank itself
         thread = _ProgressThread(self, self._control, self._peers, self._urgent)
         thread.start()
         self.end = weakref.finalize(self, thread.end)
@@ -154,38 +194,49 @@ class HostCommunicator:
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor whose collectives need no copies."""
-        with torch.inference_mode(False):  # so that the progress thread may write to it
+        with self._launching, torch.inference_mode(False):  # so that the progress thread may write to it
             return self._create_segment(numel * dtype.itemsize).tensor(dtype, numel)
 
     def launch(
         self,
         steps: Callable[..., Any],
         call: Call,
-        *tensors: Any,
+        contribution: torch.Tensor | None,
+        *arguments: Any,
         limit_s: float,
         in_place: bool,
         is_waited_for: bool,
+        is_inference: bool = False,
     ) -> Collective:
-        """Begin a collective. The first of `tensors`, if there is any, is this rank's contribution, flat.
+        """Begin the collective `steps(self, number, ours, *arguments)`.
 
         Args:
+            contribution: of this rank, flat.
             in_place: the contribution may stay where it is if that is shared memory.
             is_waited_for: the caller waits at once.
+            is_inference: tensors of `torch.inference_mode` are written.
         """
-        while self._dropped:
-            self._peers.send(SegmentDropped(self._dropped.popleft()), limit_s=limit_s)
+        self._turn.require_other_thread()
         with self._launching:
             number = self._num_launched
             collective = Collective(number, call, limit_s)
-            ours = self._contribute(collective, tensors[0] if tensors else None, in_place)
-            collective.is_inference = any(isinstance(t, torch.Tensor) and t.is_inference() for t in tensors)
-            collective.steps = steps(self, number, ours, *tensors)
-            self._in_flight[number] = collective
+            try:
+                while self._dropped:
+                    self._peers.send(SegmentDropped(self._dropped.popleft()), limit_s=limit_s)
+                ours = self._contribute(collective, contribution, in_place)
+            except RuntimeError as error:  # the peers wait for this collective
+                self._fail(str(error))
+                raise
+            collective.is_inference = is_inference
+            collective.steps, collective.waits_for = steps(self, number, ours, *arguments), self.done
             self._num_launched += 1
-        copies = ours.tensor.nbytes if not ours.is_callers else 0
-        if copies > MAX_COPY_AT_LAUNCH and not is_waited_for:
+            self._in_flight[number] = collective
+        # After a failure the progress thread may have ended. A later failure comes across this collective.
+        has_failed = self._failure is not None
+        copies = 0 if ours.is_callers else ours.tensor.nbytes
+        if copies > MAX_COPY_AT_LAUNCH and not is_waited_for and not has_failed:
             self.hurry(collective)
-        elif self._turn.acquire(blocking=False):
+        elif self._turn.acquire(timeout=GRACE_S if has_failed else 0):
             try:
                 finished = self._advance(only_begin=True)
             finally:
@@ -210,6 +261,7 @@ class HostCommunicator:
         with _completing:
             is_completed = collective.when_done is None
             if collective.when_done is not None:
+                collective.is_urgent = collective.is_urgent or is_urgent
                 collective.when_done.append(call)
         if is_completed:
             call(collective)
@@ -219,21 +271,22 @@ class HostCommunicator:
     def wait_for(self, collective: Collective, limit_s: float = FOREVER) -> bool:
         """Advance until `collective` is done; False if it is not done within the limit."""
         end = time.monotonic() + limit_s
-        while not collective.is_done and (left_s := end - time.monotonic()) > 0:
-            if not self._turn.acquire(timeout=min(left_s, self.progress_delay_s)):
-                continue  # another thread advances
-            finished: list[Collective] = []
-            try:
-                finished = self._advance_within(left_s, collective)
-            finally:
-                self._turn.release()
-                _complete(finished)
-        if collective.number % MESSAGES_EVERY == 0 and self._turn.acquire(blocking=False):
-            try:
-                self._handle(self._peers.poll(0))
-            finally:
-                self._turn.release()
-        self._hand_over()
+        try:
+            while not collective.is_done and (left_s := end - time.monotonic()) > 0:
+                if self._turn.acquire(timeout=min(left_s, self.progress_delay_s)):
+                    finished: list[Collective] = []
+                    try:
+                        finished = self._advance_within(left_s, collective)
+                    finally:
+                        self._turn.release()
+                        _complete(finished)
+            if collective.number % MESSAGES_EVERY == 0 and self._turn.acquire(timeout=0):
+                try:
+                    self._handle(self._peers.poll(0))
+                finally:
+                    self._turn.release()
+        finally:
+            self._hand_over()
         return collective.is_done
 
     # ------------------------------------------------------------------ for a collective
@@ -261,7 +314,16 @@ class HostCommunicator:
         return segment.tensor(call.dtype, stop - start, call.offset_bytes + start * call.dtype.itemsize)
 
     def finish(self, number: int) -> None:
-        """This rank touches no memory of the others any more. The counter is raised in the order of numbers."""
+        """This rank touches no memory of the others any more. The counter is raised in the order of numbers.
+
+        Raises:
+            PeerFailed: a rank has failed before this collective was done there. Its memory, which this rank has
+                read, may have been in use again.
+        """
+        for rank in self._control.failed_before(number + 1):
+            self._handle(self._peers.poll(0))  # its message came before
+            last_message = self._ended.get(rank, Ended())
+            raise PeerFailed(self._reason(self._names[rank], last_message, f"collective {number}"))
         self._done_early.add(number)
         while self._num_done in self._done_early:
             self._done_early.remove(self._num_done)
@@ -293,18 +355,21 @@ class HostCommunicator:
                     self._handle(self._peers.poll(self._limit_ms(left_s)))
             finally:
                 self._control.set_asleep(WAITER_ASLEEP, False)
-            if failed := self._fail_if_hopeless():
-                return failed
+            if self._peers.is_closed:
+                self._fail(DESTROYED, reason_for_peers="")
+            self._fail_if_hopeless()
 
     def _advance(self, only_begin: bool = False) -> list[Collective]:
         """Take every step that is possible now. Returns the collectives that are done."""
         finished: list[Collective] = []
         try:
             for collective in list(self._in_flight.values()):
-                if collective.waits_for is None and not self._has_room_for(collective.number):
-                    break
                 if self._failure is None and self._step(collective, only_begin):
                     finished.append(collective)
+                if not collective.has_begun:
+                    break  # the later ones begin after it
+        except PeerFailed as failure:
+            self._fail(str(failure))
         except BaseException as error:  # half a result is useless, and a second attempt would add twice
             reason = error if isinstance(error, RuntimeError) else repr(error)
             self._fail(f"Rank {self._names[self.rank]} cannot continue its collectives: {reason}")
@@ -322,33 +387,29 @@ class HostCommunicator:
 
     def _step(self, collective: Collective, only_begin: bool) -> bool:
         """True if the collective is done."""
-        number = collective.number
-        if only_begin and collective.waits_for is not None:
+        if only_begin and collective.has_begun:
             return False
-        while collective.waits_for is None or collective.waits_for.all_reach(number + 1):
-            if collective.waits_for is self.begun:
-                self._require_same_call(number)
+        while (waits_for := collective.waits_for) is not None and waits_for.all_reach(collective.until):
+            if waits_for is self.begun:
+                self._require_same_call(collective.number)
             if collective.is_inference:
                 with torch.inference_mode():  # each thread has a mode of its own
                     collective.waits_for = next(collective.steps, None)
             else:
                 collective.waits_for = next(collective.steps, None)
-            if collective.waits_for is None:
-                return True
+            collective.has_begun, collective.until = True, collective.number + 1
             if only_begin:
-                return False
-        return False
+                break
+        return collective.waits_for is None
 
     def _can_advance(self) -> bool:
         for collective in list(self._in_flight.values()):
-            if collective.waits_for is None:
-                return self._has_room_for(collective.number)
-            if collective.waits_for.all_reach(collective.number + 1):
+            waits_for = collective.waits_for
+            if waits_for is None or waits_for.all_reach(collective.until):  # `None`: another thread completes it
                 return True
+            if not collective.has_begun:
+                break
         return False
-
-    def _has_room_for(self, number: int) -> bool:
-        return number < NUM_CALLS or self.done.all_reach(number - NUM_CALLS + 1)
 
     def _require_same_call(self, number: int) -> None:
         if (ranks := self._control.first_difference(number)) is not None:
@@ -362,46 +423,58 @@ class HostCommunicator:
     def _handle_message(self, rank: int, message: Message, descriptors: Sequence[int]) -> None:
         match message:
             case SegmentCreated():
-                try:
-                    self._theirs[rank, message.number] = segments.attach(
-                        descriptors[0], message.nbytes, message.number
-                    )
-                finally:
-                    os.close(descriptors[0])
+                self._map(rank, message, descriptors)
             case SegmentDropped():
                 self._theirs.pop((rank, message.number), None)
             case Leaving() | Ended():
                 self._ended.setdefault(rank, message)
                 self._peers.disconnect(rank)
 
+    def _map(self, rank: int, message: SegmentCreated, descriptors: Sequence[int]) -> None:
+        reason: object = None if descriptors else "too many files are open (raise the limit: ulimit -n)"
+        for descriptor in descriptors:  # one
+            try:
+                segment = segments.attach(descriptor, message.nbytes, message.number)
+                self._theirs[rank, message.number] = segment
+            except (OSError, ValueError) as error:
+                reason = error
+            finally:
+                os.close(descriptor)
+        if reason is not None:
+            self._fail(f"Rank {self._names[self.rank]} cannot map memory of rank {self._names[rank]}: {reason}")
+
     def _limit_ms(self, limit_s: float) -> float | None:
         """The time to sleep in milliseconds: at most `limit_s`, and until the first deadline."""
-        with suppress(StopIteration):  # none is in flight
-            limit_s = min(limit_s, next(iter(self._in_flight.values())).deadline - time.monotonic())
+        for first in list(self._in_flight.values())[:1]:
+            left_s = first.deadline - time.monotonic()
+            limit_s = min(limit_s, left_s if left_s > 0 else GRACE_S)  # a chunk between hosts may last longer
         return None if limit_s == FOREVER else max(limit_s, 0) * 1000
 
-    def _fail_if_hopeless(self) -> list[Collective]:
-        """Fail all collectives if the first one can never be done."""
-        first = next(iter(self._in_flight.values()), None)
+    def _fail_if_hopeless(self) -> None:
+        """Fail if the first collective can never be done."""
+        first = next(iter(list(self._in_flight.values())), None)
         if first is None or first.waits_for is None:
-            return []
-        behind = first.waits_for.behind(first.number + 1)
+            return
+        behind = first.waits_for.behind(first.until)
         for rank in behind:
             if rank in self._ended:
                 self._fail(self._reason(self._names[rank], self._ended[rank], str(first)))
-                return self._advance()
-        if time.monotonic() >= first.deadline and behind and isinstance(first.waits_for, Counter):
-            names = [self._names[rank] for rank in behind]
-            late = wording.subject(names, "has", "have")
-            if first.waits_for is self.begun:
-                self._fail(f"{late} not begun {first} within {first.limit_s:g} s. {SAME_CALLS}")
-            else:
-                self._fail(
-                    f"{late} begun {first} and not finished it within {first.limit_s:g} s: a process is stopped, "
-                    f"or waits for another host."
-                )
-            return self._advance()
-        return []
+                return
+        if time.monotonic() < first.deadline or not behind or not isinstance(first.waits_for, Counter):
+            return
+        late = wording.subject([self._names[rank] for rank in behind], "has", "have")
+        if not first.has_begun:
+            self._fail(
+                f"{late} still to finish collective {first.until - 1}, {NUM_CALLS} before {first}, after "
+                f"{first.limit_s:g} s. {SAME_CALLS}"
+            )
+        elif first.waits_for is self.begun:
+            self._fail(f"{late} not begun {first} within {first.limit_s:g} s. {SAME_CALLS}")
+        else:
+            self._fail(
+                f"{late} begun {first} and not finished it within {first.limit_s:g} s: a process is stopped, "
+                f"or waits for another host."
+            )
 
     def _reason(self, name: int, last_message: Leaving | Ended, what: str) -> str:
         match last_message:
@@ -423,6 +496,8 @@ class HostCommunicator:
         if self._failure is None:
             self._failure = error
             self._peers.leave(error if reason_for_peers is None else reason_for_peers)
+            if reason_for_peers is None:
+                self._control.fail_from(min(list(self._in_flight), default=self._num_launched))
             if self.lane is not None:
                 self.lane.close(0.0)
 
@@ -480,19 +555,22 @@ class HostCommunicator:
         """No thread waits now: from here on the progress thread is woken."""
         if self._in_flight:
             self._control.set_asleep(PROGRESS_ASLEEP, True)
-            if not self._is_woken and self._can_advance():
-                self._is_woken = True
+            if self._can_advance():
                 self._peers.wake_self()
 
     def take_turn(self) -> float | None:
         """Advance what can be. Returns how long the thread may sleep, in milliseconds."""
-        with self._turn:
-            self._is_woken = False
+        while not self._turn.acquire(timeout=GRACE_S):
+            pass  # a thread waits for a collective, and advances all
+        try:
             self._urgent.clear()
             self._handle(self._peers.poll(0))
-            finished = self._advance() or self._fail_if_hopeless()
+            self._fail_if_hopeless()
+            finished = self._advance()
             if any(collective.is_urgent for collective in list(self._in_flight.values())):
                 self._urgent.set()
+        finally:
+            self._turn.release()
         if any(collective.is_urgent and collective.when_done for collective in finished):
             # Callbacks of futures may wait for another collective
             threading.Thread(target=_complete, args=(finished,), name="minddp callbacks", daemon=True).start()
@@ -501,10 +579,14 @@ class HostCommunicator:
         self._hand_over()
         return self._limit_ms(FOREVER)
 
-    def leave(self) -> None:
-        with self._turn:
-            self._fail("The process group was destroyed while this collective was in flight.", reason_for_peers="")
+    def leave(self, error: str, reason_for_peers: str | None = None) -> None:
+        while not self._turn.acquire(timeout=GRACE_S):
+            pass  # a thread that waits notices that the sockets are closed
+        try:
+            self._fail(error, reason_for_peers)
             finished = self._advance()
+        finally:
+            self._turn.release()
         _complete(finished)
 
 
@@ -513,7 +595,10 @@ def _complete(finished: Sequence[Collective]) -> None:
         with _completing:
             calls, collective.when_done = collective.when_done or [], None
         for call in calls:
-            call(collective)
+            try:
+                call(collective)
+            except Exception:
+                _log.exception("A callback of %s has raised.", collective)
 
 
 class _ProgressThread(threading.Thread):
@@ -527,6 +612,7 @@ class _ProgressThread(threading.Thread):
         self._urgent = urgent
         self._delay_s = host.progress_delay_s
         self._lane = host.lane
+        self._process = os.getpid()
 
     def run(self) -> None:
         limit_ms: float | None = None
@@ -535,16 +621,21 @@ class _ProgressThread(threading.Thread):
             self._control.set_asleep(PROGRESS_ASLEEP, False)
             self._urgent.wait(self._delay_s)
             if (host := self._host()) is not None:
-                limit_ms = host.take_turn()
+                try:
+                    limit_ms = host.take_turn()
+                except Exception as error:
+                    host.leave(f"The progress thread of a rank has failed: {error!r}")
             del host
         if (host := self._host()) is not None:
-            host.leave()
+            host.leave(DESTROYED, reason_for_peers="")
         self._peers.leave("")
         self._peers.close()
         if self._lane is not None:
             self._lane.close()
 
     def end(self) -> None:
+        if os.getpid() != self._process:  # a forked child has copies of all, but not the thread
+            return
         self._peers.shut_down()
         self._urgent.set()
         if self is not threading.current_thread():  # the garbage collector runs in any thread

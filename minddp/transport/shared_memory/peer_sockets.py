@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 MAX_REASON_CHARACTERS = 1023  # longer ones are cut
 MAX_MESSAGE_BYTES = 8 * 1024
+FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL  # of all messages sent
 
 
 class SegmentCreated(NamedTuple):
@@ -99,11 +100,11 @@ class PeerSockets:
         """End `poll` and `sleep` on `ranks`. A rank with a full socket has messages to read, so it is awake."""
         for rank in ranks:
             with suppress(OSError):
-                self._peers[rank].socket.send(WAKE_UP, socket.MSG_DONTWAIT)
+                self._peers[rank].socket.send(WAKE_UP, FLAGS)
 
     def wake_self(self) -> None:
         with suppress(OSError):
-            self._to_self.send(WAKE_UP, socket.MSG_DONTWAIT)
+            self._to_self.send(WAKE_UP, FLAGS)
 
     def send(self, message: Message, descriptors: Sequence[int] = (), limit_s: float = 0.0) -> None:
         """Send to all peers; wait until there is room.
@@ -204,7 +205,7 @@ def _send(
     encoded = pickle.dumps(message)
     while True:
         try:
-            connection.sendmsg([encoded], attached, socket.MSG_DONTWAIT)
+            connection.sendmsg([encoded], attached, FLAGS)
         except BlockingIOError:
             poll = select.poll()
             poll.register(connection, select.POLLOUT)

@@ -20,7 +20,7 @@ import torch
 
 from minddp.platform.host import host_identity
 from minddp.transport.shared_memory import segments
-from minddp.transport.shared_memory.control_block import ControlBlock
+from minddp.transport.shared_memory.control_block import ORDERS_WRITES, ControlBlock
 from minddp.transport.shared_memory.host_communicator import Closeable, HostCommunicator
 from minddp.transport.shared_memory.peer_sockets import Peer, connect
 from minddp.transport.shared_memory.segments import Segment
@@ -41,8 +41,8 @@ class CannotConnect(Exception):
 
 
 def name_of_host() -> str:
-    """Equal on ranks of one host and network namespace, the scope of an address. Empty unless on Linux."""
-    return host_identity("net") if hasattr(os, "memfd_create") else ""
+    """Equal on ranks of one host and network namespace, the scope of an address. Empty unless on Linux and x86."""
+    return host_identity("net") if hasattr(os, "memfd_create") and ORDERS_WRITES else ""
 
 
 def gather_through(gloo: Any) -> Gather:
@@ -61,7 +61,7 @@ def gather_hosts(gather: Gather, name_here: str) -> list[str]:
     """The names of all ranks' hosts. Collective. Raises `CannotConnect` if a host has no name."""
     names: list[str] = gather(name_here)
     if "" in names:
-        raise CannotConnect(f"rank {names.index('')} does not run on Linux")
+        raise CannotConnect(f"rank {names.index('')} does not run on Linux on an x86 processor")
     return names
 
 
@@ -78,7 +78,7 @@ def connect_ranks(
             cannot connect.
     """
     peers: dict[int, Peer] = {}
-    error, host, ours = "", None, ranks.index(rank)
+    error, host, lane, ours = "", None, None, ranks.index(rank)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("")  # the kernel chooses an abstract address
         listener.listen(LISTEN_BACKLOG)
@@ -89,22 +89,31 @@ def connect_ranks(
             control = _share_control_block(peers, ours)
         except OSError as reason:
             error = f"rank {rank} cannot share memory with the others: {reason}"
-            for peer in peers.values():
-                peer.close()
+            _close(peers)
         try:
             lane = make_lane()
         except RuntimeError as reason:
-            lane, error = None, error or f"rank {rank} cannot connect to the other hosts: {reason}"
+            error = error or f"rank {rank} cannot connect to the other hosts: {reason}"
         if not error:
-            host = HostCommunicator(ours, peers, control, ranks, spin_wait_among(len(listeners)), lane)
+            try:
+                host = HostCommunicator(ours, peers, control, ranks, spin_wait_among(len(listeners)), lane)
+            except (OSError, RuntimeError) as reason:  # no descriptor or thread is left
+                error = f"rank {rank} cannot share memory with the others: {reason}"
         errors = [error for error in gather(error[:MAX_ERROR_CHARACTERS]) if error]
     if host is None or errors:
         if host is not None:
             host.end()
-        elif lane is not None:
-            lane.close()
+        else:
+            _close(peers)
+            if lane is not None:
+                lane.close()
         raise CannotConnect(errors[0])
     return host
+
+
+def _close(peers: dict[int, Peer]) -> None:
+    while peers:
+        peers.popitem()[1].close()
 
 
 def _share_control_block(peers: Mapping[int, Peer], rank: int) -> Segment:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from minddp.transport.backend import SharedMemoryGroup, connect_group
-from minddp.transport.process_group import ProcessGroupTransport, backend_for, time_limit_s
+from minddp.transport.process_group import ProcessGroupTransport, backend_for
 from minddp.transport.protocols import Work
 from minddp.transport.shared_memory.rendezvous import CannotConnect
 
@@ -20,8 +20,7 @@ def connect(group: ProcessGroupTransport, device: torch.device, *, across_hosts:
         CannotConnect: they cannot share memory. On every rank, with the same reason.
     """
     gloo = require_gloo(group, device)
-    limit_s = time_limit_s(group.group, device)
-    return SharedMemoryTransport(group.group, connect_group(group.store, gloo, limit_s, across_hosts=across_hosts))
+    return SharedMemoryTransport(group.group, connect_group(group.store, gloo, across_hosts=across_hosts))
 
 
 def require_gloo(group: ProcessGroupTransport, device: torch.device) -> Any:
