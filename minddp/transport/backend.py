@@ -167,6 +167,7 @@ class SharedMemoryGroup(_Base):
         self._gloo = gloo
         self._host = host
         self._num_lanes = num_lanes
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # which torch 2.15 asks for its name
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
 
     @property
