@@ -170,6 +170,9 @@ class SharedMemoryGroup(_Base):
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # which torch 2.15 asks for its name
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
 
+    def getBackendName(self) -> str:
+        return NAME
+
     @property
     def shares_memory(self) -> bool:
         return self._host is not None and self._host.end.alive
