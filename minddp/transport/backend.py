@@ -45,7 +45,6 @@ def make_group(options: Any, _: object = None) -> SharedMemoryGroup:
     """What torch calls on each rank of a new group."""
     store, rank, size, timeout = options.store, options.group_rank, options.group_size, options.timeout
     gloo = c10d.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
-    gloo._set_sequence_number_for_group()
     try:
         return connect_group(store, gloo, across_hosts=True)
     except CannotConnect as reason:
