@@ -40,7 +40,7 @@ def both_ways(name: str, module: str, sources: tuple[str, ...]) -> tuple[Suite, 
 _INSIDE_TORCH = "torch.testing._internal.distributed"
 WHEEL = (
     *both_ways("ddp", "tests.conformance.wheel_ddp", (f"{_INSIDE_TORCH}.distributed_test",)),
-    *(Suite(f"collectives-{n}", "tests.conformance.wheel_ddp", (), world_size=n) for n in (3, 4)),
+    *(Suite(f"collectives-{n}", "tests.conformance.wheel_ddp", (), world_size=n) for n in (3, 4, 8)),
     *both_ways("rpc", "tests.conformance.wheel_rpc", (f"{_INSIDE_TORCH}.ddp_under_dist_autograd_test",)),
 )
 

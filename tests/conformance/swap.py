@@ -1,7 +1,8 @@
 """Put a class in the place of torch's DistributedDataParallel, in every module that holds it by name.
 
-Or torch's class stays, and groups get another backend. Done before any test module is imported, so that whatever they import from torch is the class under test. Each
-construction is counted: a test that passes without having built the class proves nothing about it.
+Or leave torch's, and give groups another backend than gloo. Done before any test module is imported, so that
+whatever they import from torch is the class under test. Each construction of the class, or group of the backend,
+is counted: a test that passes without having built any proves nothing about it.
 """
 
 from __future__ import annotations
