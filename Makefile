@@ -32,8 +32,9 @@ docs: .venv/docs-installed  ## Build the site in build/site, which opens from di
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet -f docs/site/mkdocs.yml
 	@echo "build/site/index.html"
 
-conformance: venv  ## Run PyTorch's own tests of DDP with torch's class and with minddp's; renew docs/conformance.md.
+conformance: venv  ## Run PyTorch's own tests of DDP with torch's class and with minddp's; then of collectives over both backends; renew docs/*conformance.md.
 	$(PY) -m tests.conformance --table docs/conformance.md
+	$(PY) -m tests.conformance --backend minddp --table docs/backend_conformance.md
 
 fuzz: venv  ## Search longer for a difference from torch's DDP (MINDDP_FUZZ_EXAMPLES, default 3000).
 	$(PY) -m tests.parity --count $${MINDDP_FUZZ_EXAMPLES:-3000}

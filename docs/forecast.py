@@ -183,7 +183,7 @@ def inputs() -> Iterator[tuple[str, str, str]]:
     yield "latency of a hop", latencies, "NCCL, `src/graph/tuning.cc`: ring, Simple"
     rates = ", ".join(f"{rate:g} GB/s by {name}" for name, rate in INSIDE_GBYTE.items())
     yield "rate of a hop in a host", rates, "NCCL's PCIe width; six NVLinks of 25 GB/s"
-    yield "gloo, each hop", gloo, "`minddp bench all_reduce`, 25 MiB by two ranks: not by their machines"
+    yield "gloo, each hop", gloo, "an all-reduce of 25 MiB by two ranks: not by their machines"
     yield "backward", "2/3 of a step", "two products of matrices for each one in forward"
     yield "VGG-16, ResNet", "by layer; time as multiplications", "the papers' tables (1409.1556, 1512.03385)"
     yield "Inception V3", "23.9 million parameters, evenly over 94 convolutions", "Keras' list of applications"

@@ -45,7 +45,6 @@ def make_group(options: Any, _: object = None) -> SharedMemoryGroup:
     """What torch calls on each rank of a new group."""
     store, rank, size, timeout = options.store, options.group_rank, options.group_size, options.timeout
     gloo = c10d.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
-    gloo._set_sequence_number_for_group()
     try:
         return connect_group(store, gloo, across_hosts=True)
     except CannotConnect as reason:
@@ -167,7 +166,11 @@ class SharedMemoryGroup(_Base):
         self._gloo = gloo
         self._host = host
         self._num_lanes = num_lanes
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # which torch 2.15 asks for its name
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
+
+    def getBackendName(self) -> str:
+        return NAME
 
     @property
     def shares_memory(self) -> bool:

@@ -31,13 +31,13 @@ def test_step_times_have_a_panel_for_each_workload_and_a_key_of_the_transports()
 
 
 def test_figures_and_tables_are_made_from_the_results_that_exist(tmp_path: Path) -> None:
-    for asked in ("all_reduce", "versus_torch"):
+    for asked in ("collectives", "versus_torch"):
         question.write(report_of(asked), question.path_of(asked, tmp_path))
     main(Config(tmp_path))
     made = {path.name for path in tmp_path.iterdir()}
-    assert made == {"all_reduce.json", "versus_torch.json", "ratio.png", "tables.md"}
+    assert made == {"collectives.json", "versus_torch.json", "collectives.png", "ratio.png", "tables.md"}
     page = (tmp_path / "tables.md").read_text()
-    assert "## all_reduce\n\n" in page
+    assert "## collectives\n\n" in page
 
 
 def test_results_that_the_readme_shows_are_kept() -> None:

@@ -50,7 +50,7 @@ def test_everything_asks_the_questions_with_a_page_and_draws_what_is_kept(
         monkeypatch.setattr(module, "main", lambda config, name=name: asked.append(name))
     main(["everything", *options])
     drawn = [] if options else ["plots"]
-    assert asked == ["versus_torch", "bucket_size", "growth", "all_reduce", *drawn]
+    assert asked == ["versus_torch", "bucket_size", "growth", "collectives", *drawn]
 
 
 def test_the_command_runs_the_benchmarks_from_anywhere(tmp_path: Path):

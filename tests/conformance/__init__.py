@@ -7,7 +7,8 @@ its own with a time limit. `python -m tests.conformance --help` says how.
 | question | file |
 |---|---|
 | which suites are there, which tests are run? | `selection.py`, with `core.txt` |
-| how does a class get into DDP's place? | `swap.py` |
+| which tests are of collectives? | `collectives.txt`, for `--backend` |
+| how does a class or a backend get into DDP's place? | `swap.py` |
 | how does a test written for GPUs run on the CPU? | `cpu_rewrite.py`, `cpu_stand_ins.py` |
 | where do test classes come from? | `wheel_ddp.py`, `wheel_rpc.py` |
 | how is one test run, and within which time? | `stage.py` forks it, `solo.py` is what the fork does |

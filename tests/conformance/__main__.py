@@ -1,6 +1,7 @@
 """`python -m tests.conformance`: run PyTorch's tests with its own class, then with the class under test; compare.
 
-Exits with 1 if a test passes with torch's own class and fails with the other.
+With `--backend minddp`: with groups of gloo, then with groups of that backend; also the tests of collectives.
+Exits with 1 if a test passes with torch's own class, or gloo, and fails with the other.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.conformance import report, runner
-from tests.conformance.selection import CORE, WHEEL, TestId, read_list
-from tests.conformance.swap import NATIVE
+from tests.conformance.selection import COLLECTIVES, CORE, WHEEL, TestId, read_list
+from tests.conformance.swap import BACKEND, NATIVE
 from tests.conformance.verdict import Status, Verdict
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parse(arguments)
-    tests = [test for test in read_list(CORE) if re.search(asked.k, str(test))]
-    native = _run(tests, NATIVE, asked)
+    native_subject, subject, lists = NATIVE, asked.impl, [CORE]
+    if asked.backend:
+        native_subject, subject, lists = f"{BACKEND}gloo", f"{BACKEND}{asked.backend}", [COLLECTIVES, CORE]
+    tests = [test for path in lists for test in read_list(path) if re.search(asked.k, str(test))]
+    native = _run(tests, native_subject, asked)
     passing = [verdict.test for verdict in native if verdict.status is Status.PASS]
-    rows = report.compare(native, _run(passing, asked.impl, asked))
-    print(f"\ntorch's own class: {report.summary(row.native for row in rows)}")
-    print(f"{asked.impl}, where it passes: {report.summary(row.subject for row in rows if row.subject)}")
+    rows = report.compare(native, _run(passing, subject, asked))
+    print(f"\n{native_subject}: {report.summary(row.native for row in rows)}")
+    print(f"{subject}, where it passes: {report.summary(row.subject for row in rows if row.subject)}")
     if asked.table is not None:
         command = shlex.join(["python", "-m", "tests.conformance", *sys.argv[1:]])
-        asked.table.write_text(report.table(rows, asked.impl, command))
+        asked.table.write_text(report.table(rows, subject, command, native_subject))
         print(f"table: {asked.table}; logs: {asked.out}")
     return 0 if all(row.conforms for row in rows) else 1
 
@@ -40,6 +44,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     defaults = runner.Conditions()
     add = parser.add_argument
     add("--impl", default="minddp:DistributedDataParallel", metavar="PKG:CLASS", help="default: %(default)s")
+    add("--backend", metavar="NAME", help="compare this backend with gloo, instead of the class with torch's")
     add("-k", metavar="REGEX", default="", help="only tests whose id contains a match")
     add("-j", "--jobs", type=int, default=defaults.jobs, help="tests at once; default: the number of cores")
     add("--timeout", type=float, default=defaults.limit_s, metavar="S", help="for one test; default: %(default)s")

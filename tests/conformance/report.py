@@ -1,4 +1,4 @@
-"""Two runs side by side: with torch's own class, and with the class under test."""
+"""Two runs side by side: with torch's own class or gloo, and with what is under test."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from tests.conformance.swap import BACKEND, NATIVE
 from tests.conformance.verdict import Status, Verdict
 
 
@@ -53,24 +54,31 @@ _SUITES = {
     "ddp@cpu": "Tests of DDP that PyTorch runs on GPUs, rewritten at import to run on the CPU",
     "rpc": "Tests of DDP under RPC and distributed autograd",
     "rpc@cpu": "The same for GPUs, rewritten",
+    "collectives-3": "Tests of collectives on three ranks",
+    "collectives-4": "Tests of collectives on four ranks",
+    "collectives-8": "Tests of collectives on eight ranks",
 }
 _PATH = re.compile(r"(?:/[\w.+-]+)+/(?=[\w.+-])")
 _REASON_CHARACTERS = 160
 
 
-def table(rows: Sequence[Row], subject: str, command: str) -> str:
+def table(rows: Sequence[Row], subject: str, command: str, native: str = NATIVE) -> str:
     """Markdown: what was run, the counts, and a table for each suite."""
+    theirs, short, of_what, kind = "torch's own class", "torch's own", "of DDP", "class"
+    if subject.startswith(BACKEND):
+        theirs = short = native.removeprefix(BACKEND)
+        of_what, kind = "of collectives", "backend"
     versions = installed()
     compared = [row.subject for row in rows if row.subject is not None]
     lines = [
-        "# PyTorch's own tests of DDP",
+        f"# PyTorch's own tests {of_what}",
         "",
         f"Made by `{command}`, with torch {versions['torch']} and Python {versions['python']}. The tests are",
         "those in the installed torch (`torch.testing._internal.distributed`), and nothing of them is copied:",
-        "[`tests/conformance`](../tests/conformance) puts another class in the place of torch's and runs them.",
+        f"[`tests/conformance`](../tests/conformance) puts another {kind} in the place of torch's and runs them.",
         "",
-        f"- torch's own class: {summary(row.native for row in rows)}",
-        f"- `{subject}`, where torch's own passes: {summary(compared)}",
+        f"- {theirs}: {summary(row.native for row in rows)}",
+        f"- `{subject.removeprefix(BACKEND)}`, where {short} passes: {summary(compared)}",
     ]
     in_order = sorted(rows, key=lambda row: row.native.test)
     for suite, some in groupby(in_order, key=lambda row: row.native.test.suite):

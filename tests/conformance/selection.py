@@ -8,6 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CORE = HERE / "core.txt"
+COLLECTIVES = HERE / "collectives.txt"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Suite:
     module: str
     sources: tuple[str, ...]
     on_cpu: bool = False
+    world_size: int = 2  # of tests that leave it open
 
 
 def both_ways(name: str, module: str, sources: tuple[str, ...]) -> tuple[Suite, Suite]:
@@ -38,6 +40,7 @@ def both_ways(name: str, module: str, sources: tuple[str, ...]) -> tuple[Suite, 
 _INSIDE_TORCH = "torch.testing._internal.distributed"
 WHEEL = (
     *both_ways("ddp", "tests.conformance.wheel_ddp", (f"{_INSIDE_TORCH}.distributed_test",)),
+    *(Suite(f"collectives-{n}", "tests.conformance.wheel_ddp", (), world_size=n) for n in (3, 4, 8)),
     *both_ways("rpc", "tests.conformance.wheel_rpc", (f"{_INSIDE_TORCH}.ddp_under_dist_autograd_test",)),
 )
 

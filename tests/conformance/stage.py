@@ -90,7 +90,7 @@ def _set(programme: Programme, scratch: Path) -> ModuleType:
 def _set_environment(programme: Programme, scratch: Path) -> None:
     os.environ.update(
         BACKEND="gloo",
-        WORLD_SIZE="2",  # of tests that leave it open
+        WORLD_SIZE=str(programme.suite.world_size),
         TEMP_DIR=str(scratch),
         OMP_NUM_THREADS="1",
         GLOO_SOCKET_IFNAME="lo",

@@ -1,7 +1,8 @@
 """Put a class in the place of torch's DistributedDataParallel, in every module that holds it by name.
 
-Done before any test module is imported, so that whatever they import from torch is the class under test. Each
-construction is counted: a test that passes without having built the class proves nothing about it.
+Or leave torch's, and give groups another backend than gloo. Done before any test module is imported, so that
+whatever they import from torch is the class under test. Each construction of the class, or group of the backend,
+is counted: a test that passes without having built any proves nothing about it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 NATIVE = "native"
+BACKEND = "backend:"  # and its name: torch's class, with groups that ask for gloo given this backend
 
 
 def resolve(subject: str) -> type:
@@ -32,14 +34,36 @@ def resolve(subject: str) -> type:
 def put_in_place(subject: str, *, on_cpu: bool) -> None:
     """Make torch's DDP the class `subject`, or leave it alone for `NATIVE`; count constructions of either.
 
-    With `on_cpu`, `device_ids` and `output_device` are not passed on: modules on the CPU must not have any.
+    With `on_cpu`, `device_ids` and `output_device` are not passed on: modules on the CPU must not have any. Of a
+    `BACKEND`, the groups that it connects are counted.
     """
     from torch.nn.parallel.distributed import DistributedDataParallel as native
 
-    chosen = native if subject == NATIVE else resolve(subject)
+    is_backend = subject.startswith(BACKEND)
+    chosen = native if subject == NATIVE or is_backend else resolve(subject)
     if chosen is not native:
         _replace(native, chosen)
-    _wrap_constructor(chosen, on_cpu=on_cpu)
+    if is_backend:
+        _give_backend(subject.removeprefix(BACKEND))
+    _wrap_constructor(chosen, on_cpu=on_cpu, count=not is_backend)
+
+
+def _give_backend(name: str) -> None:
+    from torch.distributed import distributed_c10d as c10d
+
+    if name != "gloo":
+        from minddp.tools.launch import backend
+
+        backend.install()
+    make: Any = c10d._new_process_group_helper  # type: ignore[attr-defined]
+
+    def make_and_count(*args: Any, **kwargs: Any) -> Any:
+        group, store = make(*args, **kwargs)
+        if getattr(group, "shares_memory", name == "gloo"):
+            count_construction()
+        return group, store
+
+    c10d._new_process_group_helper = make_and_count  # type: ignore[attr-defined]
 
 
 def _replace(native: type, chosen: type) -> None:
@@ -53,14 +77,15 @@ def _replace(native: type, chosen: type) -> None:
                 setattr(module, attribute, chosen)
 
 
-def _wrap_constructor(chosen: Any, *, on_cpu: bool) -> None:
+def _wrap_constructor(chosen: Any, *, on_cpu: bool, count: bool) -> None:
     original = chosen.__init__
 
     @functools.wraps(original)
     def constructor(
         self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        count_construction()
+        if count:
+            count_construction()
         if on_cpu:
             device_ids = output_device = None
         original(self, module, device_ids, output_device, *args, **kwargs)

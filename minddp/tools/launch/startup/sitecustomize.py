@@ -59,6 +59,10 @@ def install() -> None:
         from minddp.tools.launch import on_cpu
 
         on_cpu.install()
+    if "MINDDP_BACKEND" in os.environ:
+        from minddp.tools.launch import backend
+
+        backend.install()
     if "MINDDP_NATIVE" not in os.environ:
         minddp.install()
     if setting := os.environ.get("MINDDP_XRAY"):
