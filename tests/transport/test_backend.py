@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -416,9 +416,7 @@ def test_strides_that_differ_between_ranks_are_an_error(rank: int) -> None:
     """Gloo adds elements at the same place in memory, which are others."""
     with group_of() as group:
         flat = torch.ones(6)
-        dist.all_reduce(
-            flat.as_strided((1, 3, 2), (6, 1, 3) if rank else (1, 1, 3)), group=group
-        )
+        dist.all_reduce(flat.as_strided((1, 3, 2), (6, 1, 3) if rank else (1, 1, 3)), group=group)
         assert flat.tolist() == [2] * 6
         tensor = torch.ones(3, 2) if rank == 0 else torch.ones(2, 3).t()
         with pytest.raises(
@@ -427,39 +425,43 @@ def test_strides_that_differ_between_ranks_are_an_error(rank: int) -> None:
             dist.all_reduce(tensor, group=group)
 
 
+@contextmanager
+def late_looks(rank: int) -> Iterator[None]:
+    """A counter is often raised just after this rank has looked at it, as if another process had the core."""
+    all_reach, draw = control_block.Counter.all_reach, random.Random(rank)
+
+    def look(self: control_block.Counter, number: int) -> bool:
+        has_reached = all_reach(self, number)
+        if not has_reached and draw.random() < 0.5:
+            time.sleep(draw.random() * 0.003)
+        return has_reached
+
+    with mock.patch.object(control_block.Counter, "all_reach", look):
+        yield
+
+
 @on_ranks(4)
 def test_hosts_add_chunks_of_one_collective(rank: int) -> None:
     """Though a collective is seen to have begun only after a later one of the same size."""
-    with pretended_host("aabb"[rank]), group_of() as group:
-        all_reach, draw = control_block.Counter.all_reach, random.Random(rank)
-
-        def look_late(self: control_block.Counter, number: int) -> bool:
-            has_reached = all_reach(self, number)
-            if not has_reached and rank < 2 and draw.random() < 0.5:
-                time.sleep(draw.random() * 0.003)  # another process has the core
-            return has_reached
-
-        with mock.patch.object(control_block.Counter, "all_reach", look_late):
-            for _ in range(40):
-                tensors = [torch.full((1000,), 10.0**i) for i in range(4)]
-                for work in [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]:
-                    work.wait()
-                assert all(tensor.eq(4 * 10.0**i).all() for i, tensor in enumerate(tensors))
+    with pretended_host("aabb"[rank]), group_of() as group, late_looks(rank) if rank < 2 else nullcontext():
+        for _ in range(40):
+            tensors = [torch.full((1000,), 10.0**i) for i in range(4)]
+            for work in [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]:
+                work.wait()
+            assert all(tensor.eq(4 * 10.0**i).all() for i, tensor in enumerate(tensors))
 
 
 @on_ranks(2)
 def test_a_barrier_comes_after_all_earlier_collectives(rank: int) -> None:
-    with group_of() as group:
+    with group_of() as group, late_looks(rank):
         for _ in range(30):
-            ones, ranks = torch.ones(2_000_000), torch.full((1_000_000,), float(rank))
-            works = [
-                dist.all_reduce(ones, group=group, async_op=True),
-                dist.all_reduce(ranks, ReduceOp.MAX, group=group, async_op=True),
-            ]
+            ones, ranks = torch.ones(100_000), torch.full((1_000_000,), float(rank))
+            works = [dist.all_reduce(ones, group=group, async_op=True)]
             dist.barrier(group=group)
             assert ones.eq(2).all()
+            works.append(dist.all_reduce(ranks, ReduceOp.MAX, group=group, async_op=True))  # by gloo
+            dist.barrier(group=group)
             assert ranks.eq(1).all()
-            del works
 
 
 @on_ranks(2)
@@ -473,6 +475,22 @@ def test_a_future_has_its_value_after_a_wait(rank: int) -> None:
             works[1].wait()
             assert second.value()[0].sum() == 20
             assert chained.wait() == 20
+
+
+@on_ranks(2)
+def test_a_future_that_another_thread_is_completing(rank: int) -> None:
+    complete = backend._complete
+
+    def complete_slowly(*arguments: Any) -> None:
+        time.sleep(0.3)
+        complete(*arguments)
+
+    with group_of() as group, mock.patch.object(backend, "_complete", complete_slowly):
+        work = dist.all_reduce(torch.ones(10), group=group, async_op=True)
+        future = work.get_future()
+        time.sleep(0.1)
+        work.wait()
+        assert future.done()
 
 
 @on_ranks(2)

@@ -344,13 +344,22 @@ def test_nothing_is_read_that_a_failed_rank_may_have_overwritten(
 
 def test_nothing_is_read_that_a_rank_may_have_overwritten_since_it_left(start: Start) -> None:
     ranks = start(2)
-    work = ranks[0].launch()
+
+    def all_gather(rank: Rank, tensor: torch.Tensor) -> SharedWork:
+        outputs = [torch.empty_like(tensor) for _ in range(2)]
+        call = Call(Kind.ALL_GATHER, tensor.dtype, tensor.numel())
+        collective = rank.host.launch(
+            collectives.all_gather, call, tensor, tensor, outputs, limit_s=5.0, in_place=True, is_waited_for=False
+        )
+        return SharedWork(rank.host, collective, outputs)
+
+    work = all_gather(ranks[0], ranks[0].tensor)
     ranks[0].leave()
     with pytest.raises(RuntimeError, match="was destroyed"):
         work.wait()
     ranks[0].tensor.fill_(100)
     with pytest.raises(RuntimeError, match="Rank 0 has left before"):
-        ranks[1].launch().wait()
+        all_gather(ranks[1], torch.ones(1000)).wait()
 
 
 def test_a_thread_that_waits_learns_of_a_failure_in_another(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
