@@ -270,7 +270,7 @@ class Reducer:
         with self.events.reporting():
             if current.phase is Phase.PREPARED:  # it reached no parameter
                 self.usage_tracker.backward_was_empty()
-                self.hooks.check_conversions([0])
+                self.hooks.check_conversions(range(len(self.params)))
             elif current.phase is Phase.ACCUMULATING:
                 entry = current.ends.entry_of(backward)
                 if self.usage_tracker.is_recording and entry is Entry.AT_OUTPUTS:

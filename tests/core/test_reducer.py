@@ -235,6 +235,17 @@ def test_a_part_that_was_converted_is_an_error_and_does_not_count_as_unused(
     assert ddp.transport.count("all_reduce") == launched
 
 
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=repr)
+def test_a_part_that_was_converted_is_an_error_if_the_rest_is_frozen(options: dict[str, Any]) -> None:
+    """So no hook fires at all. Torch leaves the gradients local."""
+    ddp = FakeDDP(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), **options)
+    ddp.step(X)
+    ddp.module[0].requires_grad_(False)
+    ddp.module[1].double().float()
+    with pytest.raises(RuntimeError, match="not averaged: parameters, such as `1.weight`, were converted or moved"):
+        ddp.step(X)
+
+
 def test_a_backward_that_reaches_no_parameter_is_no_error() -> None:
     ddp = FakeDDP(nn.Linear(2, 2))
     x = X.clone().requires_grad_()
