@@ -133,8 +133,9 @@ class BackwardPass:
 
     @property
     def has_raised(self) -> bool:
-        """True if an exception has ended a backward of this pass. The engine may free its callback later."""
-        return self.grads_left is not None or (self.ends.is_any_awaited() and self.ends.is_over_here)
+        """True if an exception has ended a backward of this pass, False if one is running, in any thread."""
+        self.ends.wait_for_failures()
+        return self.grads_left is not None
 
     @property
     def is_unfinished(self) -> bool:

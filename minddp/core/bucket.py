@@ -16,8 +16,7 @@ After `zero_grad(set_to_none=True)` autograd allocates new gradients, so packing
 from __future__ import annotations
 
 import operator
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -49,8 +48,8 @@ class GradientBucket(Protocol):
         """Move existing gradients into the buffer, if gradients are views of it."""
         ...
 
-    def begin_pass(self) -> None:
-        """Called before the first gradient is packed."""
+    def begin_pass(self, memory: Collection[int]) -> None:
+        """Called before the first gradient is packed. `memory`: the addresses of all buckets."""
         ...
 
     def pack(self, group: int, scaling: Scaling) -> None:
@@ -137,12 +136,14 @@ class Bucket:
                 streams.keep_for_current_stream(param.grad)  # it may have been allocated on another one
                 param.grad = view
 
-    def begin_pass(self) -> None:
-        """Allocate new memory if other tensors share the current memory. Copy gradients that lie in another place."""
+    def begin_pass(self, memory: Collection[int] = ()) -> None:
+        """Allocate new memory if other tensors share the current memory."""
         for param, view in zip(self.params, self.views, strict=True) if self.grads_are_views else ():
             grad = param.grad
-            if not (grad is None or grad is view) and shares_memory(grad) and not lies_at(grad, view):
-                param.grad = grad.clone()  # it may be the view of another parameter, which is packed first
+            if grad is None or grad is view or grad.layout != torch.strided or lies_at(grad, view):
+                continue
+            if grad.untyped_storage().data_ptr() in memory:  # in the place of another one, which is packed first
+                param.grad = grad.clone()
         is_held = self.aliasing is not None and self.aliasing.memory_is_held()
         # `grad.data = ...` has put other memory under a view
         is_moved = self.grads_are_views and list(map(torch.Tensor.data_ptr, self.views)) != self._addresses
@@ -216,18 +217,6 @@ def view_of(flat: torch.Tensor, slot: Slot, layout: torch.Tensor) -> torch.Tenso
     """
     offset = flat.storage_offset() + slot.offset
     return flat.new_empty(0).set_(flat.untyped_storage(), offset, layout.size(), layout.stride())
-
-
-def references_to_memory(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many tensors, including this one, and how many Python objects refer to the tensor's storage."""
-    storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
-
-
-def shares_memory(grad: torch.Tensor) -> bool:
-    """True if the gradient is dense and other tensors refer to its memory, too."""
-    is_dense = grad.layout is torch.strided
-    return is_dense and references_to_memory(grad) != references_to_memory(grad.new_empty(0))
 
 
 def layout_of(param: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 import torch
 
 from minddp.core import autograd
-from minddp.core.bucket import Bucket, references_to_memory, view_of
+from minddp.core.bucket import Bucket, view_of
 from minddp.core.mode import Mode
 from minddp.platform import streams
 
@@ -100,6 +100,12 @@ class BucketAliasing:
     def memory_is_held(self) -> bool:
         """True if something, perhaps a `.grad`, still refers to memory that was shared."""
         return self._aliased and references_to_memory(self._flat) != self._references_of_ours
+
+
+def references_to_memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many tensors, including this one, and how many Python objects refer to the tensor's storage."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
 
 
 def is_held_by_parameter_alone(param: torch.nn.Parameter) -> bool:

@@ -145,10 +145,10 @@ class Reducer:
             current.ends.reset()
         elif current.phase is Phase.FINISHED:
             self._enter(Phase.IDLE)
-        elif current.phase in (Phase.ACCUMULATING, Phase.REDUCING) and current.ends.is_awaited_here:
-            raise still_running()
         elif current.is_unfinished:
             raise self.unfinished.error(self)
+        elif not current.has_raised:
+            raise still_running()
         else:
             number = self.num_passes + (current.phase is Phase.PREPARED)  # it may have reached no parameter
             self.unfinished.agree_to_drop(self.transport, number, len(current.reductions))

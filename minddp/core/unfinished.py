@@ -21,7 +21,7 @@ import torch
 from torch.optim import Optimizer
 
 from minddp.core.backward_pass import Phase
-from minddp.core.errors import interrupted
+from minddp.core.errors import interrupted, still_running
 from minddp.core.events import EventKind
 from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.core.usage_tracker import UsageTracker
@@ -78,8 +78,8 @@ class UnfinishedReduction(StepWatcher):
         current = reducer.current
         if current is None or current.phase in (Phase.PREPARED, Phase.FINISHED):
             return set()
-        if current.grads_left is None and current.phase is not Phase.FINALIZING and current.ends.is_over_here:
-            current.note_failure()  # the engine's thread has not freed its callback yet
+        if current.phase is not Phase.FINALIZING and current.ends.is_over_here and not current.has_raised:
+            raise reducer.events.report(still_running())
         return {
             id(param)
             for param, reference in (current.grads_left or {}).items()

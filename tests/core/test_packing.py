@@ -154,8 +154,9 @@ def test_what_lies_in_the_place_of_another_gradient_is_not_overwritten(num_bucke
         pack(bucket, RESIDENT)
     params[0].grad, params[1].grad, params[2].grad = params[2].grad, params[0].grad, params[1].grad
     before = grads_of(params)
+    memory = {bucket.flat.untyped_storage().data_ptr() for bucket in buckets}
     for bucket in buckets:
-        bucket.begin_pass()
+        bucket.begin_pass(memory)
     for bucket in buckets:
         for group in range(len(bucket.groups)):
             bucket.pack(group, RESIDENT)

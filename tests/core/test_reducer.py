@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from minddp.core import backward_end
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.core.packing import LARGE_BYTES
@@ -242,7 +245,7 @@ def test_a_part_that_was_converted_is_an_error_if_the_rest_is_frozen(options: di
     ddp.step(X)
     ddp.module[0].requires_grad_(False)
     ddp.module[1].double().float()
-    with pytest.raises(RuntimeError, match="not averaged: parameters, such as `1.weight`, were converted or moved"):
+    with pytest.raises(RuntimeError, match=r"not averaged: parameters, such as `1\.weight`, were converted"):
         ddp.step(X)
 
 
@@ -409,6 +412,30 @@ def test_a_forward_within_a_backward_of_the_wrapper_is_an_error() -> None:
     ddp.module.scales[0].register_hook(lambda _grad: ddp(X) and None)
     with pytest.raises(RuntimeError, match="a backward of this wrapper is still running"):
         ddp.step(X)
+
+
+def test_a_forward_while_a_backward_runs_in_another_thread_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for one that an exception has ended, and dropped."""
+    monkeypatch.setattr(backward_end, "FREED_WITHIN_S", 0.01)
+    ddp = FakeDDP(Scales([0, 1]))
+    optimizer = torch.optim.SGD(ddp.module.parameters(), lr=1.0)
+    is_running, may_end = threading.Event(), threading.Event()
+
+    def wait(_grad: torch.Tensor) -> None:
+        is_running.set()
+        may_end.wait(10.0)
+
+    ddp.module.scales[0].register_hook(wait)
+    with ThreadPoolExecutor(1) as other:
+        backward = other.submit(ddp(X).sum().backward)
+        assert is_running.wait(10.0)
+        for act in (lambda: ddp(X), optimizer.step):
+            with pytest.raises(RuntimeError, match="a backward of this wrapper is still running"):
+                act()
+        may_end.set()
+        backward.result()
+    assert_gradients_as_alone(ddp)
+    assert ddp.reducer.phase is Phase.IDLE
 
 
 # ------------------------------------------------------------------ [Note: once per backward]
