@@ -80,6 +80,7 @@ class BackwardPass:
         on_end: Callable[[BackwardPass, int], object],
         *,
         finalizes_at_end: bool = True,
+        is_further: bool = False,
     ):
         self.store = store
         self.usage_tracker = usage_tracker
@@ -94,6 +95,7 @@ class BackwardPass:
         # The state.
         self.phase = Phase.PREPARED
         self.finalizes_at_end = finalizes_at_end  # if not, the caller of backward calls `Reducer.finish`
+        self.is_further = is_further  # made by a backward: the one before has left some outputs of its forward
         self.ends = PassEnds(self._on_backward_end, self.note_failure)
         self.is_refused = False  # an error was raised for missing gradients: later ones are not reduced
         self.grads_left: dict[torch.Tensor, TensorWeakRef] | None = None  # by an exception

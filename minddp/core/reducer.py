@@ -98,7 +98,7 @@ class Reducer:
             return
         self._expects_average = True
         is_first = self.num_passes == 0 and self.current is None
-        self._make_pass(finalizes_at_end=self.finalizes_at_end)
+        self._make_pass()
         for mode in self.modes:
             mode.post_forward()
         self.usage_tracker.post_forward(output, is_first=is_first)
@@ -113,12 +113,13 @@ class Reducer:
             self._watch(output)  # as torch: its backward takes the place of the one that an earlier forward lacks
             self.unfinished.warn_of_early(self.transport.rank)
 
-    def _make_pass(self, *, finalizes_at_end: bool) -> None:
+    def _make_pass(self, *, is_further: bool = False) -> None:
         if Phase.PREPARED not in ALLOWED[self.phase]:
             raise RuntimeError(f"minddp: a reducer in phase {self.phase.name} cannot become PREPARED.")
         parts = (self.store, self.usage_tracker, self.modes, self.events)
         calls = (self._on_all_launched, self._on_ready_twice, self._on_backward_end)
-        self.current = BackwardPass(*parts, *calls, finalizes_at_end=finalizes_at_end)
+        finalizes_at_end = self.finalizes_at_end or is_further
+        self.current = BackwardPass(*parts, *calls, finalizes_at_end=finalizes_at_end, is_further=is_further)
         self._bind_hooks()
 
     def _watch(self, output: Any, *, before_other_hooks: bool = False) -> None:
@@ -232,10 +233,10 @@ class Reducer:
             if at_new_tensor:
                 self._further_backward = autograd.current_backward()
             if self.current is None and self.usage_tracker.awaits_further_backward():
-                reason = next((mode.cannot_add for mode in self.modes if mode.cannot_add), "")
+                reason = next((mode.why_not_twice for mode in self.modes if mode.why_not_twice), "")
                 if reason and any(param.grad is not None for param in self.params):
                     raise RuntimeError(f"`.grad` holds the result of another backward of this forward: {reason}.")
-                self._make_pass(finalizes_at_end=True)
+                self._make_pass(is_further=True)
         if self.current is None:
             return
         if self._queue_end_callback(at_outputs=True) and self.phase is Phase.PREPARED:
@@ -271,6 +272,8 @@ class Reducer:
             if current.phase is Phase.PREPARED:  # it reached no parameter
                 self.usage_tracker.backward_was_empty()
                 self.hooks.check_conversions(range(len(self.params)))
+                if current.is_further:  # no forward awaits one
+                    self._enter(Phase.IDLE)
             elif current.phase is Phase.ACCUMULATING:
                 entry = current.ends.entry_of(backward)
                 if self.usage_tracker.is_recording and entry is Entry.AT_OUTPUTS:

@@ -93,8 +93,7 @@ class UnfinishedReduction(StepWatcher):
     def agree_to_drop(self, transport: Transport, num_passes: int, num_launched: int) -> None:
         """Return once all ranks drop this backward; without waiting if it has launched nothing."""
         if not num_launched:
-            self._warn_once(
-                "dropped",
+            _log.warning(
                 f"{interrupted(num_passes, transport.rank, ())} before a bucket was reduced. The next one takes "
                 f"its place: if the other ranks do not drop theirs, too, this rank's steps and learning rate lag "
                 f"behind from now on. Let the exception end the script, or raise it on every rank.",
@@ -122,9 +121,9 @@ class UnfinishedReduction(StepWatcher):
         )
 
     def warn_of_local(self, param: int, rank: int) -> None:
-        """Warn once: the latest forward was synchronised, but this gradient stays local, as in torch."""
+        """Warn once for each `param`: after a synchronised forward its gradient stays local, as in torch."""
         self._warn_once(
-            "local",
+            ("local", param),
             f"Gradients of this backward were not averaged on rank {rank}, such as that of `{self._names[param]}`: "
             f"one backward since the last forward has been reduced, and no further one is. Call backward before "
             f"the next forward, or once on the sum of the losses. If the gradients are to stay local, call the "
