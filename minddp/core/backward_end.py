@@ -83,7 +83,7 @@ class AwaitedEnds:
         return bool(self._awaited - {but})
 
     @property
-    def is_awaited_here(self) -> bool:
+    def is_running_in_this_thread(self) -> bool:
         """True within a backward whose end is awaited."""
         return autograd.current_backward() in self._awaited
 

@@ -112,11 +112,11 @@ class BackwardPass:
         self.packed: list[int] = []  # pack groups
         self.reductions: list[PendingReduction | None] = []  # one per launched bucket; `None`: skipped
 
-    def open(self, param: int, reduce_strategy: ReduceStrategy) -> None:
+    def begin(self, param: int, reduce_strategy: ReduceStrategy) -> None:
         """The gradient of `param` is the first to arrive."""
         self._reduce_strategy = weakref.ref(reduce_strategy)
-        self.scaling = reduce_strategy.open()
-        self.hooks_left = self.usage_tracker.open()
+        self.scaling = reduce_strategy.begin_pass()
+        self.hooks_left = self.usage_tracker.begin_pass()
         self.skipped = self.usage_tracker.skipped_buckets(self.store.plan)
         self._pack_groups = self.store.pack_groups
         self.params_left = list(map(len, self._pack_groups.members))

@@ -142,7 +142,7 @@ def shadow_backward(reducer: Reducer) -> None:
     for mode in reducer.modes:
         mode.shadow_begins()
     reductions = []
-    for bucket in (buckets := reducer.buckets):
+    for bucket in (buckets := reducer.store.all()):
         zeros = torch.zeros_like(bucket.comm_buffer)
         reducer.events.emit(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
         for mode in reducer.modes:

@@ -95,20 +95,20 @@ def test_buckets_are_launched_during_backward() -> None:
 def test_the_first_backward_travels_in_one_bucket_then_by_capacity() -> None:
     ddp = FakeDDP(Scales([0, 1, 2]), bucket_cap_mb=0)
     ddp.step(X)
-    assert len(ddp.reducer.buckets) == 1
+    assert len(ddp.reducer.store.all()) == 1
     assert ddp.transport.calls == [("all_reduce", 3)]
     ddp.step(X)
-    assert len(ddp.reducer.buckets) == 3
+    assert len(ddp.reducer.store.all()) == 3
     assert ddp.transport.calls[1:] == [("broadcast from 0", 3), *[("all_reduce", 1)] * 3]
 
 
 def test_the_rebuild_follows_the_observed_order_once() -> None:
     ddp = FakeDDP(Scales([2, 0, 1]), bucket_cap_mb_list=ONE_EACH)
-    assert [ddp.reducer.plan.names(b) for b in range(3)] == [["scales.2"], ["scales.1"], ["scales.0"]]
+    assert [ddp.reducer.store.plan.names(b) for b in range(3)] == [["scales.2"], ["scales.1"], ["scales.0"]]
     ddp.step(X)
     ddp.take_events()
     ddp.step(X)
-    assert [ddp.reducer.plan.names(b) for b in range(3)] == [["scales.1"], ["scales.0"], ["scales.2"]]
+    assert [ddp.reducer.store.plan.names(b) for b in range(3)] == [["scales.1"], ["scales.0"], ["scales.2"]]
     assert ddp.take_events(EventKind.BUCKETS_REBUILT, LAUNCHED) == [
         "buckets rebuilt: 3",
         *["bucket launched: 0", "bucket launched: 1", "bucket launched: 2"],
@@ -125,7 +125,7 @@ def test_the_rebuild_follows_rank_0s_order() -> None:
     ddp = FakeDDP(Scales([0, 1, 2]), transport, bucket_cap_mb_list=ONE_EACH)
     ddp.step(X)
     ddp.step(X)
-    assert [ddp.reducer.plan.names(b) for b in range(3)] == [["scales.1"], ["scales.2"], ["scales.0"]]
+    assert [ddp.reducer.store.plan.names(b) for b in range(3)] == [["scales.1"], ["scales.2"], ["scales.0"]]
 
 
 def test_no_rebuild_where_the_order_may_change() -> None:
@@ -616,7 +616,7 @@ def test_the_ranks_may_change_after_an_unfinished_backward() -> None:
         warnings.simplefilter("ignore")
         ddp(X)[0].sum().backward()
     others = FakeTransport(world_size=3)
-    of_old_ranks = ddp.reducer.buckets
+    of_old_ranks = ddp.reducer.store.all()
     ddp.reducer.change_ranks(others, ddp.reducer.reduce_strategy)
     assert ddp.reducer.phase is Phase.IDLE
     torch.optim.SGD(ddp.module.parameters(), lr=0.1).step()
@@ -624,7 +624,7 @@ def test_the_ranks_may_change_after_an_unfinished_backward() -> None:
     left, right = ddp.module(X)
     ddp.reducer.prepare_for_backward((left, right))
     (left + right).sum().backward()
-    assert not {id(bucket) for bucket in of_old_ranks} & {id(bucket) for bucket in ddp.reducer.buckets}
+    assert not {id(bucket) for bucket in of_old_ranks} & {id(bucket) for bucket in ddp.reducer.store.all()}
     ddp.reducer.rebuild_if_due()
     assert others.count("broadcast from 0") == 1, "the ranks agree on their order anew"
 
@@ -662,16 +662,16 @@ def test_what_is_under_way_when_the_ranks_change_writes_to_no_bucket() -> None:
         ddp.step(X)
     (reduction,) = ddp.reducer.current.reductions
     ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
-    for bucket in ddp.reducer.buckets:
+    for bucket in ddp.reducer.store.all():
         bucket.comm_buffer.fill_(1)
     reduction.work.wait()
-    assert all(float(bucket.comm_buffer) == 1 for bucket in ddp.reducer.buckets)
+    assert all(float(bucket.comm_buffer) == 1 for bucket in ddp.reducer.store.all())
 
 
 @pytest.mark.parametrize("when", ["before", "armed", "in backward", "unfinished"])
 def test_another_plan_is_adopted_between_backwards_only(when: str) -> None:
     ddp = FakeDDP(Heads())
-    plan = FakeDDP(Heads(), bucket_cap_mb_list=ONE_EACH).reducer.plan
+    plan = FakeDDP(Heads(), bucket_cap_mb_list=ONE_EACH).reducer.store.plan
     errors: list[str] = []
 
     def adopt(*_: object) -> None:
@@ -692,7 +692,7 @@ def test_another_plan_is_adopted_between_backwards_only(when: str) -> None:
         (left if when == "unfinished" else left + right).sum().backward()
     if when == "unfinished":
         adopt()
-    assert len(ddp.reducer.buckets) == (4 if when in ("before", "armed") else 1)
+    assert len(ddp.reducer.store.all()) == (4 if when in ("before", "armed") else 1)
     phases = {"in backward": "ACCUMULATING", "unfinished": "INCOMPLETE"}
     assert len(errors) == (when in phases)
     assert all(phases[when] in error for error in errors)
@@ -745,7 +745,7 @@ def test_wrapping_and_dropping_leaks_nothing(changed: dict[str, bool]) -> None:
                 warnings.simplefilter("ignore")
                 ddp.step(X)
                 ddp.step(X)
-            alive += [weakref.ref(ddp.reducer), weakref.ref(ddp.reducer.buckets[0])]
+            alive += [weakref.ref(ddp.reducer), weakref.ref(ddp.reducer.store.all()[0])]
             del ddp
         assert [ref() for ref in alive if ref() is not None] == []
     finally:

@@ -165,14 +165,14 @@ def test_the_optimizer_is_stopped_in_the_same_iteration() -> None:
     with pytest.raises(RuntimeError, match=rf"{FACT}(.|\n)*rank 1: right.weight, right.bias"):
         optimizer.step()
     assert all(torch.equal(p, b) for p, b in zip(module.parameters(), before, strict=True))
-    assert ddp.reducer.plan is not None
+    assert ddp.reducer.store.plan is not None
 
 
 def test_an_optimizer_of_part_of_the_module_is_stopped_too() -> None:
     module, ddp = unfinished()
     with pytest.raises(RuntimeError, match=FACT):
         torch.optim.Adam([{"params": [nn.Parameter(torch.ones(1))]}, {"params": [module.left.bias]}]).step()
-    assert ddp.reducer.plan is not None
+    assert ddp.reducer.store.plan is not None
 
 
 def test_an_unrelated_optimizer_is_not_stopped() -> None:
@@ -182,7 +182,7 @@ def test_an_unrelated_optimizer_is_not_stopped() -> None:
     before = other.bias.clone()
     torch.optim.SGD(other.parameters(), lr=1.0).step()
     assert not torch.equal(other.bias, before)
-    assert ddp.reducer.plan is not None
+    assert ddp.reducer.store.plan is not None
 
 
 def test_the_guard_is_lifted_when_the_rest_arrives() -> None:
