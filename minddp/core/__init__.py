@@ -5,7 +5,8 @@ The state of one backward is in its `BackwardPass`, which is dropped at the end.
 | what | where | why |
 |---|---|---|
 | the plan and its buckets | `BucketStore` | allocated once; `lazy_bucket_allocation` keeps only the plan |
-| the observed order, until the next forward; then, that it was used | `BucketStore` | the rebuild is collective: not in backward |
+| the observed order, until the next forward | `BucketStore` | the rebuild is collective: not in backward |
+| whether the buckets have been rebuilt | `BucketStore` | only once |
 | which parameters were used under `no_sync` | `UsageMap` | the next synchronised backward reduces their sum |
 | what a static graph has recorded | `StaticGraph` | later backwards are the same |
 | which parameters were unused | `UsageTracker` | of a static graph: the recorded ones; else for logs and errors |
@@ -17,8 +18,8 @@ The state of one backward is in its `BackwardPass`, which is dropped at the end.
 | which forward was entered last, and by a further backward | `Reducer` | it may enter at other outputs |
 | whether the latest forward was synchronised | `Reducer` | a gradient that stays local after it is warned of |
 | what was warned of | `UnfinishedReduction` | once each, such as each set of missing parameters |
-| the weight of the next backward; the number of active ranks | `modes.Divisor` | `weigh` may come before the forward |
+| the weight of the next backward | `modes.Divisor` | `weigh` may come before the forward |
 | the buffer of delayed gradients | `modes.DelayedAllReduce` | allocated once; it has a reduction of its own |
-| whether the last forward was in training | `require_forward_param_sync` of the wrapper | else buffers need no broadcast |
+| whether the last forward trained | the wrapper | otherwise buffers need no broadcast |
 | rounding errors that were not sent yet | `comm_hooks.ErrorFeedback` | the next step's gradients include them |
 """

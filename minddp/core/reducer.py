@@ -119,7 +119,7 @@ class Reducer:
     def _hook_outputs(self, output: Any, *, before_other_hooks: bool = False) -> None:
         """Notice when a backward enters at `output`, the result of the latest forward.
 
-        The set of its tensors that no backward has reached stands for the forward. `torch.autograd.grad` of an output
+        The set of its tensors that no backward has reached stands for the forward. `autograd.grad` of an output
         enters there, too. It reaches no parameter, so the pass stays PREPARED for the backward that follows.
         """
         assert self.current is not None, "a pass has been made"
