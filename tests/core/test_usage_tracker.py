@@ -59,7 +59,7 @@ def test_the_reducer_calls_it_in_the_order_of_its_methods(noted: tuple[FakeDDP, 
     left, right = ddp(torch.ones(1, 2))
     (left + right).sum().backward()
     around = ["forward_begins", "post_forward", "backward_begins"]
-    assert calls == [*around, "open", "skipped_buckets", "all_launched", "close"]
+    assert calls == [*around, "begin_pass", "skipped_buckets", "all_launched", "close"]
 
 
 def test_it_notices_a_backward_that_reaches_no_parameter(noted: tuple[FakeDDP, list[str]]) -> None:
