@@ -5,6 +5,7 @@
                     broadcast rank 0's weights                replicas/broadcast, replicas/buffers
                     make buckets, and hooks on parameters     strategies, core/reducer
     forward         is the module unchanged?                  replicas/module_change_check
+                    drop an interrupted backward              core/reducer
                     announce the step to joined ranks         modes/join
                     rebuild the buckets in observed order     core/reducer
                     broadcast rank 0's buffers                replicas/buffers
@@ -388,7 +389,7 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
 
     # ------------------------------------------------------------------ read-only attributes
 
-    plan = property(attrgetter("_reducer.plan"), doc="The current `BucketPlan`; print it.")
+    plan = property(attrgetter("_reducer.store.plan"), doc="The current `BucketPlan`; print it.")
     events = property(attrgetter("_reducer.events"), doc="What happens in each step: `events.watch(sink)`.")
     device = property(attrgetter("_placement.device"))
     device_type = property(attrgetter("_placement.device.type"))

@@ -62,7 +62,7 @@ def test_buckets_of_unused_parameters_are_skipped_if_asked(skips: bool, other: d
     reducer = reducer_of(skip_all_reduce_unused_params=skips, **other)
     reducer.usage_tracker.last_unused = [0, 1]
     is_recorded = "static_graph" in other  # and as torch, all of a recorded backward are reduced
-    skipped = reducer.usage_tracker.skipped_buckets(reducer.plan)
+    skipped = reducer.usage_tracker.skipped_buckets(reducer.store.plan)
     assert skipped == ({0} if skips and not is_recorded else set())
 
 
@@ -78,7 +78,7 @@ def test_how_gradients_are_scaled(changed: dict[str, bool], scaling: Scaling) ->
     reducer = reducer_of(**changed)
     assert type(reducer.reduce_strategy) is AllReduceStrategy
     assert not reducer.reduce_strategy.divides_after
-    assert reducer.reduce_strategy.open() == scaling
+    assert reducer.reduce_strategy.begin_pass() == scaling
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_how_gradients_are_scaled(changed: dict[str, bool], scaling: Scaling) ->
 def test_where_gradients_may_alias_the_bucket(changed: dict[str, bool], aliases: bool) -> None:
     reducer = reducer_of(**changed)
     assert modes_of(reducer) == [RpcGradients, GradientAliasing][: 1 + aliases]
-    assert (reducer.buckets[0].aliasing is not None) == aliases
-    assert reducer.buckets[0].grads_are_views == changed.get("gradient_as_bucket_view", False)
+    assert (reducer.store.all()[0].aliasing is not None) == aliases
+    assert reducer.store.all()[0].grads_are_views == changed.get("gradient_as_bucket_view", False)
 
 
 @pytest.mark.parametrize("views", [False, True])
@@ -107,17 +107,17 @@ def test_mixed_precision_divides_the_sum_and_copies_gradients(views: bool) -> No
     chosen = options(gradient_as_bucket_view=views, mixed_precision=config)
     reducer = make_reducer(chosen, named, (), FakeTransport(), lambda: 2.0, mode)
     assert reducer.reduce_strategy.divides_after
-    assert reducer.reduce_strategy.open() == Scaling()
+    assert reducer.reduce_strategy.begin_pass() == Scaling()
     assert modes_of(reducer) == [RpcGradients, MixedPrecision]
-    bucket = reducer.buckets[0]
+    bucket = reducer.store.all()[0]
     assert (bucket.grad_dtype, bucket.reduce_dtype) == (torch.bfloat16, torch.float32)
-    assert not reducer.buckets[0].grads_are_views
+    assert not reducer.store.all()[0].grads_are_views
 
 
 def test_sparse_gradients_have_buckets_of_their_own() -> None:
     module = nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 2))
     reducer = reducer_of(module, sparse=("0.weight",))
-    kinds = {tuple(bucket.names): type(bucket) for bucket in reducer.buckets}
+    kinds = {tuple(bucket.names): type(bucket) for bucket in reducer.store.all()}
     assert kinds == {("0.weight",): SparseBucket, ("1.weight", "1.bias"): Bucket}
 
 
@@ -137,10 +137,10 @@ def test_when_buckets_are_made(lazy: bool) -> None:
 )
 def test_capacities_before_and_after_the_rebuild(changed: dict[str, Any], before: int, after: int) -> None:
     reducer = reducer_of(nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(3)]), **changed)
-    assert len(reducer.buckets) == before
+    assert len(reducer.store.all()) == before
     reducer.store.observe([0, 1, 2])
     reducer.rebuild_if_due()
-    assert len(reducer.buckets) == after
+    assert len(reducer.store.all()) == after
 
 
 # ------------------------------------------------------------------ MINDDP_ACCELERATION
@@ -171,5 +171,5 @@ def test_switched_off_buckets_do_not_alias_and_bits_are_the_same(
     monkeypatch.setenv(VARIABLE, "off")
     plain, values = three_steps(**changed)
     assert modes_of(plain.reducer) == [RpcGradients]
-    assert all(bucket.aliasing is None for bucket in plain.reducer.buckets)
+    assert all(bucket.aliasing is None for bucket in plain.reducer.store.all())
     assert all(map(torch.equal, accelerated, values))

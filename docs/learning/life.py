@@ -138,7 +138,7 @@ def gradient_of_followed(training: Training) -> float:
 def view_of_followed(training: Training) -> Tensor:
     """Its part of the bucket. Do not keep it: a bucket whose memory is referred to takes new memory."""
     slot = training.ddp.plan.slot_of[training.names().index(FOLLOWED)]
-    bucket = training.ddp._reducer.buckets[slot.bucket]
+    bucket = training.ddp._reducer.store.all()[slot.bucket]
     assert isinstance(bucket, Bucket)
     return bucket.views[bucket.spec.slots.index(slot)]
 
@@ -150,7 +150,7 @@ def memory(rank: int) -> str:
     training.step()
     training.backward()
     rows = [f"{'parameter':14}  {'bytes':>9}  .grad is afterwards"]
-    for bucket in training.ddp._reducer.buckets:
+    for bucket in training.ddp._reducer.store.all():
         assert isinstance(bucket, Bucket)
         for name, param, view in zip(bucket.names, bucket.params, bucket.views, strict=True):
             lies_there = gradient(param).data_ptr() == view.data_ptr()

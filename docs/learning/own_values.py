@@ -55,7 +55,7 @@ class Values:
 
     def _on_event(self, event: Event) -> None:
         if event.kind in (EventKind.BUCKET_READY, EventKind.BUCKET_UNPACKED):
-            bucket = self._ddp._reducer.buckets[event.subject]
+            bucket = self._ddp._reducer.store.all()[event.subject]
             if isinstance(bucket, Bucket):
                 if event.kind is EventKind.BUCKET_READY:
                     self.of_bucket[event.subject] = OfBucket([view.detach().clone() for view in bucket.views])

@@ -162,7 +162,7 @@ class HookStrategy:
         self._events = events
         self._watch_future = watch_future
 
-    def open(self) -> Scaling:
+    def begin_pass(self) -> Scaling:
         return Scaling()
 
     def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> PendingHook:

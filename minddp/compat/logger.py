@@ -116,13 +116,13 @@ class Logger(dist.Logger):
         unused = set(reducer.usage_tracker.last_unused or ()) if is_complete else set()
         self._ints |= {
             "iteration": self.iteration,
-            "unused_parameter_size": sum(reducer.plan.params[param].nbytes for param in unused),
+            "unused_parameter_size": sum(reducer.store.plan.params[param].nbytes for param in unused),
             "num_buckets_reduced": self._num_buckets_reduced,
             "has_rebuilt_buckets": int(reducer.store.has_rebuilt),
             **{name: moments[kind][0] if kind in moments else 0 for name, kind in MOMENTS.items()},
         }
         if reducer.store.has_rebuilt:
-            buckets = reducer.plan.buckets
+            buckets = reducer.store.plan.buckets
             params = (" ".join(str(slot.param) for slot in bucket.slots) for bucket in buckets)
             self._strs["rebuilt_bucket_sizes"] = _listed(bucket.nbytes for bucket in buckets)
             self._strs["rebuilt_per_bucket_param_indices"] = _listed(params)
@@ -171,7 +171,7 @@ def _counterpart_of(ddp: Any) -> dist.Reducer:
     group = dist.ProcessGroup(ddp.process_group.rank(), ddp.process_group.size())  # type: ignore[call-arg]
     if ddp.process_group.name() == "nccl":  # its environment is logged
         group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
-    plan = ddp._reducer.plan
+    plan = ddp._reducer.store.plan
     shapes = [(param.numel, param.dtype) for param in plan.params] or [(1, torch.float32)]  # if all are delayed
     counterpart = dist.Reducer(
         [torch.empty(numel, dtype=dtype, device="meta", requires_grad=True) for numel, dtype in shapes],

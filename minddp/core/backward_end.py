@@ -27,10 +27,14 @@ from __future__ import annotations
 
 import enum
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
 from minddp.core import autograd
+
+#: The time that another thread of the engine may take to free the callbacks of a backward that has raised.
+FREED_WITHIN_S = 1.0
 
 
 class Entry(enum.Enum):
@@ -68,8 +72,8 @@ class AwaitedEnds:
             self._forget(backward)
 
     def _fail(self, backward: int) -> None:
-        self._forget(backward)
         self._on_failure()
+        self._forget(backward)
 
     def _forget(self, backward: int) -> None:
         self._awaited.discard(backward)
@@ -79,7 +83,7 @@ class AwaitedEnds:
         return bool(self._awaited - {but})
 
     @property
-    def is_awaited_here(self) -> bool:
+    def is_running_in_this_thread(self) -> bool:
         """True within a backward whose end is awaited."""
         return autograd.current_backward() in self._awaited
 
@@ -126,3 +130,9 @@ class PassEnds(AwaitedEnds):
     def is_over_here(self) -> bool:
         """True in the thread of the forward if no backward runs there: the awaited one has ended or raised."""
         return threading.get_ident() == self._thread and autograd.current_backward() < 0
+
+    def wait_for_failures(self) -> None:
+        """Wait a little for the engine to report an exception, unless an awaited backward runs in this thread."""
+        limit = time.monotonic() + FREED_WITHIN_S
+        while self.is_any_awaited() and autograd.current_backward() < 0 and time.monotonic() < limit:
+            time.sleep(0.001)

@@ -80,6 +80,7 @@ class BackwardPass:
         on_end: Callable[[BackwardPass, int], object],
         *,
         finalizes_at_end: bool = True,
+        is_further: bool = False,
     ):
         self.store = store
         self.usage_tracker = usage_tracker
@@ -94,6 +95,7 @@ class BackwardPass:
         # The state.
         self.phase = Phase.PREPARED
         self.finalizes_at_end = finalizes_at_end  # if not, the caller of backward calls `Reducer.finish`
+        self.is_further = is_further  # made by a backward: the one before has left some outputs of its forward
         self.ends = PassEnds(self._on_backward_end, self.note_failure)
         self.is_refused = False  # an error was raised for missing gradients: later ones are not reduced
         self.grads_left: dict[torch.Tensor, TensorWeakRef] | None = None  # by an exception
@@ -110,11 +112,11 @@ class BackwardPass:
         self.packed: list[int] = []  # pack groups
         self.reductions: list[PendingReduction | None] = []  # one per launched bucket; `None`: skipped
 
-    def open(self, param: int, reduce_strategy: ReduceStrategy) -> None:
+    def begin(self, param: int, reduce_strategy: ReduceStrategy) -> None:
         """The gradient of `param` is the first to arrive."""
         self._reduce_strategy = weakref.ref(reduce_strategy)
-        self.scaling = reduce_strategy.open()
-        self.hooks_left = self.usage_tracker.open()
+        self.scaling = reduce_strategy.begin_pass()
+        self.hooks_left = self.usage_tracker.begin_pass()
         self.skipped = self.usage_tracker.skipped_buckets(self.store.plan)
         self._pack_groups = self.store.pack_groups
         self.params_left = list(map(len, self._pack_groups.members))
@@ -133,8 +135,9 @@ class BackwardPass:
 
     @property
     def has_raised(self) -> bool:
-        """True if an exception has ended a backward of this pass. The engine may free its callback later."""
-        return self.grads_left is not None or (self.ends.is_any_awaited() and self.ends.is_over_here)
+        """True if an exception has ended a backward of this pass, False if one is running, in any thread."""
+        self.ends.wait_for_failures()
+        return self.grads_left is not None
 
     @property
     def is_unfinished(self) -> bool:

@@ -16,7 +16,7 @@ After `zero_grad(set_to_none=True)` autograd allocates new gradients, so packing
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -48,8 +48,8 @@ class GradientBucket(Protocol):
         """Move existing gradients into the buffer, if gradients are views of it."""
         ...
 
-    def begin_pass(self) -> None:
-        """Called before the first gradient is packed."""
+    def begin_pass(self, memory: Collection[int]) -> None:
+        """Called before the first gradient is packed. `memory`: the addresses of all buckets."""
         ...
 
     def pack(self, group: int, scaling: Scaling) -> None:
@@ -136,8 +136,14 @@ class Bucket:
                 streams.keep_for_current_stream(param.grad)  # it may have been allocated on another one
                 param.grad = view
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, memory: Collection[int] = ()) -> None:
         """Allocate new memory if other tensors share the current memory."""
+        for param, view in zip(self.params, self.views, strict=True) if self.grads_are_views else ():
+            grad = param.grad
+            if grad is None or grad is view or grad.layout != torch.strided or lies_at(grad, view):
+                continue
+            if grad.untyped_storage().data_ptr() in memory:  # in the place of another one, which is packed first
+                param.grad = grad.clone()
         is_held = self.aliasing is not None and self.aliasing.memory_is_held()
         # `grad.data = ...` has put other memory under a view
         is_moved = self.grads_are_views and list(map(torch.Tensor.data_ptr, self.views)) != self._addresses

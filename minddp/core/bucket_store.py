@@ -93,8 +93,10 @@ class BucketStore:
 
     def begin_pass(self) -> None:
         """A synchronised backward begins."""
+        buffers = [bucket.comm_buffer for bucket in self.made.values() if not bucket.spec.sparse]
+        memory = {buffer.untyped_storage().data_ptr() for buffer in buffers}
         for bucket in self.made.values():
-            bucket.begin_pass()
+            bucket.begin_pass(memory)
 
     def end_pass(self) -> None:
         """A backward has ended, or was dropped."""

@@ -46,11 +46,11 @@ def skipped_but_used(names: Sequence[str], rank: int) -> RuntimeError:
 
 
 def still_running() -> RuntimeError:
-    """The error for a forward within a backward of the same wrapper."""
+    """The error for a forward or an optimizer step during a backward of the same wrapper."""
     return RuntimeError(
         "Expected to have finished reduction in the prior iteration before starting a new one: a backward of "
-        "this wrapper is still running, and has called its forward, in a hook perhaps. Call the module there, "
-        "without its wrapper, or wait until backward has ended."
+        "this wrapper is still running. Wait until it has ended, if it runs in another thread. If it has called "
+        "the forward itself, in a hook perhaps, call the module there, without its wrapper."
     )
 
 

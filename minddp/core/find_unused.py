@@ -71,7 +71,7 @@ class FindUnused(UsageTracker):
     def backward_was_empty(self) -> None:
         self._left_out = None
 
-    def open(self) -> list[int]:
+    def begin_pass(self) -> list[int]:
         if self._output_nodes and self._left_out is None:  # no gradient has entered at the outputs
             self._left_out = out_of_reach_of(self._output_nodes, self._hooks.accumulators)
         self.backward_begins()
@@ -80,7 +80,7 @@ class FindUnused(UsageTracker):
         self._outside_forward, self._left_out = set(), None
         if not unused:
             _say_that_all_are_used()
-        hooks_left = super().open()
+        hooks_left = super().begin_pass()
         self.last_unused = unused
         for param in unused:
             hooks_left[param] = 0

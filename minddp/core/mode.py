@@ -13,7 +13,7 @@ class Mode:
     """Called by the reducer, in the order of these methods. Each does nothing unless overridden."""
 
     #: If a second backward of one forward cannot add to the gradients of the first: why not.
-    cannot_add = ""
+    why_not_twice = ""
 
     def post_forward(self) -> None:
         """A forward has returned, and its backward will be synchronised. Called in the thread of the forward."""

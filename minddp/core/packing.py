@@ -101,8 +101,8 @@ class PackGroup:
         grads = list(map(grad_of, self.params))
         all_there = self._check(grads)
         # A gradient may be in the buffer although none was there when backward began: a hook can restore one.
-        addresses = list(map(torch.Tensor.data_ptr, grads)) if self.binds and all_there else []
-        if addresses and addresses == self._addresses:
+        addresses = map(torch.Tensor.data_ptr, grads) if self.binds and all_there else ()
+        if self.binds and all(map(operator.is_, grads, self.views)):
             self._scale(scaling, resident=True)
         elif not all_there or any(map(operator.eq, addresses, self._addresses)):
             self._copy_some(grads, scaling)
@@ -126,6 +126,8 @@ class PackGroup:
             if grad is None:
                 view.zero_()
             elif self.binds and lies_at(grad, view):
+                if grad.stride() != view.stride():
+                    view.copy_(grad.clone())
                 scaling.apply(view, resident=True)
             else:
                 view.copy_(grad)
@@ -153,7 +155,7 @@ class PackGroup:
 
 
 def lies_at(grad: torch.Tensor, view: torch.Tensor) -> bool:
-    """True if the gradient is in the buffer already, even as a different object."""
+    """True if the gradient is in the buffer already, even as a different object or in another layout."""
     return grad.data_ptr() == view.data_ptr() and grad.numel() > 0
 
 

@@ -26,7 +26,6 @@ from typing import Any
 from minddp.core import autograd
 from minddp.core.backward_end import Entry
 from minddp.core.backward_pass import ALLOWED, BackwardPass, Phase
-from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.errors import cannot_finalize, ready_twice, second_backward, still_running
 from minddp.core.events import EventKind, EventStream
@@ -67,7 +66,9 @@ class Reducer:
         self.num_passes = 0  # synchronised backwards so far
         self.finalizes_at_end = True  # if not, the caller of backward calls `finish`. Set it in phase IDLE
         self.futures: list[Any] = []  # the end of the next synchronised backward calls their `wait`
-        self._last_reduced: set[int] | None = None  # of the forward whose backward was reduced last, see `_watch`
+        self._last_entered: set[int] | None = (
+            None  # of the forward whose backward was reduced last, see `_hook_outputs`
+        )
         self._further_backward = -1  # a backward that entered at another output of that forward
         self._expects_average = False  # the latest forward was synchronised, and no local gradient was warned of
 
@@ -81,15 +82,6 @@ class Reducer:
     def phase(self) -> Phase:
         return Phase.IDLE if self.current is None else self.current.phase
 
-    @property
-    def plan(self) -> BucketPlan:
-        return self.store.plan
-
-    @property
-    def buckets(self) -> list[GradientBucket]:
-        """In launch order. Makes those that do not exist yet."""
-        return self.store.all()
-
     # ------------------------------------------------------------------ called around forward
 
     def prepare_for_backward(self, output: Any) -> None:
@@ -98,33 +90,37 @@ class Reducer:
             return
         self._expects_average = True
         is_first = self.num_passes == 0 and self.current is None
-        self._make_pass(finalizes_at_end=self.finalizes_at_end)
+        self._make_pass()
         for mode in self.modes:
             mode.post_forward()
         self.usage_tracker.post_forward(output, is_first=is_first)
         # In the recorded backward, callbacks that hooks of the output queue for the end read averages, as in torch.
-        self._watch(output, before_other_hooks=self.usage_tracker.is_recording)
+        self._hook_outputs(output, before_other_hooks=self.usage_tracker.is_recording)
 
     def skip_sync(self, output: Any) -> None:
         """A forward has returned `output`, and its backward will only accumulate gradients locally."""
         self.events.emit(EventKind.NO_SYNC)
         self._expects_average = False
         if self.phase is Phase.PREPARED and self.usage_tracker.is_recording:
-            self._watch(output)  # as torch: its backward takes the place of the one that an earlier forward lacks
+            self._hook_outputs(
+                output
+            )  # as torch: its backward takes the place of the one that an earlier forward lacks
             self.unfinished.warn_of_early(self.transport.rank)
 
-    def _make_pass(self, *, finalizes_at_end: bool) -> None:
+    def _make_pass(self, *, is_further: bool = False) -> None:
         if Phase.PREPARED not in ALLOWED[self.phase]:
             raise RuntimeError(f"minddp: a reducer in phase {self.phase.name} cannot become PREPARED.")
         parts = (self.store, self.usage_tracker, self.modes, self.events)
         calls = (self._on_all_launched, self._on_ready_twice, self._on_backward_end)
-        self.current = BackwardPass(*parts, *calls, finalizes_at_end=finalizes_at_end)
+        finalizes_at_end = self.finalizes_at_end or is_further
+        self.current = BackwardPass(*parts, *calls, finalizes_at_end=finalizes_at_end, is_further=is_further)
         self._bind_hooks()
 
-    def _watch(self, output: Any, *, before_other_hooks: bool = False) -> None:
+    def _hook_outputs(self, output: Any, *, before_other_hooks: bool = False) -> None:
         """Notice when a backward enters at `output`, the result of the latest forward.
 
-        The set of its tensors that no backward has reached stands for the forward.
+        The set of its tensors that no backward has reached stands for the forward. `autograd.grad` of an output
+        enters there, too. It reaches no parameter, so the pass stays PREPARED for the backward that follows.
         """
         assert self.current is not None, "a pass has been made"
         unreached = autograd.call_when_gradient_enters(
@@ -145,10 +141,10 @@ class Reducer:
             current.ends.reset()
         elif current.phase is Phase.FINISHED:
             self._enter(Phase.IDLE)
-        elif current.phase in (Phase.ACCUMULATING, Phase.REDUCING) and current.ends.is_awaited_here:
-            raise still_running()
         elif current.is_unfinished:
             raise self.unfinished.error(self)
+        elif not current.has_raised:
+            raise still_running()
         else:
             number = self.num_passes + (current.phase is Phase.PREPARED)  # it may have reached no parameter
             self.unfinished.agree_to_drop(self.transport, number, len(current.reductions))
@@ -177,7 +173,7 @@ class Reducer:
         current = self.current
         if current is None:  # no_sync, a second backward through one graph, or through an earlier forward
             if self.usage_tracker.is_static and autograd.current_backward() == self._further_backward:
-                raise second_backward(self.plan.params[param].name)
+                raise second_backward(self.store.plan.params[param].name)
             if self.usage_tracker.stays_local(param):
                 self.unfinished.warn_of_static(param, self.transport.rank)
             if self._expects_average:
@@ -185,7 +181,7 @@ class Reducer:
                 self.unfinished.warn_of_local(param, self.transport.rank)
             self.events.emit(EventKind.GRADIENT_KEPT, param)
         elif current.phase is Phase.PREPARED:
-            self._open_pass(current, param)
+            self._begin_pass(current, param)
             self.hooks.handler(param)
         elif current.phase is Phase.ACCUMULATING:
             self._queue_end_callback()  # of the outer backward, too, if the first hook fired in a nested one
@@ -200,12 +196,12 @@ class Reducer:
         else:  # all buckets have been launched, or a nested backward has finalized them
             self._on_ready_twice(param)
 
-    def _open_pass(self, current: BackwardPass, param: int) -> None:
+    def _begin_pass(self, current: BackwardPass, param: int) -> None:
         """The first hook of a prepared backward, that of `param`."""
         if not self._expects_average and current.ends.is_visible and current.ends.main is None:
             self.unfinished.warn_of_early(self.transport.rank)
         self.store.begin_pass()
-        current.open(param, self.reduce_strategy)
+        current.begin(param, self.reduce_strategy)
         self.num_passes += 1
         self._enter(Phase.ACCUMULATING)
         self._queue_end_callback()
@@ -216,34 +212,34 @@ class Reducer:
     def _on_all_launched(self) -> None:
         self._queue_end_callback()
         self._enter(Phase.REDUCING)
-        self.usage_tracker.all_launched(self.transport, leaves_outputs=bool(self._last_reduced))
+        self.usage_tracker.all_launched(self.transport, leaves_outputs=bool(self._last_entered))
 
     def _on_ready_twice(self, param: int) -> None:
         static = self.usage_tracker.is_static
         if static and self.phase in (Phase.ACCUMULATING, Phase.REDUCING):
             self._enter(Phase.INCOMPLETE)  # the recorded graph has changed: the next forward raises, too
-        raise ready_twice(param, self.plan.params[param].name, static_graph=static)
+        raise ready_twice(param, self.store.plan.params[param].name, static_graph=static)
 
     # ------------------------------------------------------------------ the end of backward
 
     def _on_gradient_enters(self, forward: set[int], at_new_tensor: bool) -> None:
-        """A backward, the one that the user called, enters at the outputs of `forward`, see `_watch`."""
-        if forward is self._last_reduced:  # a further backward, perhaps at another output
+        """A backward, the one that the user called, enters at the outputs of `forward`, see `_hook_outputs`."""
+        if forward is self._last_entered:  # a further backward, perhaps at another output
             if at_new_tensor:
                 self._further_backward = autograd.current_backward()
             if self.current is None and self.usage_tracker.awaits_further_backward():
-                reason = next((mode.cannot_add for mode in self.modes if mode.cannot_add), "")
+                reason = next((mode.why_not_twice for mode in self.modes if mode.why_not_twice), "")
                 if reason and any(param.grad is not None for param in self.params):
                     raise RuntimeError(f"`.grad` holds the result of another backward of this forward: {reason}.")
-                self._make_pass(finalizes_at_end=True)
+                self._make_pass(is_further=True)
         if self.current is None:
             return
         if self._queue_end_callback(at_outputs=True) and self.phase is Phase.PREPARED:
             for mode in self.modes:
                 mode.backward_begins()
             self.usage_tracker.backward_begins()
-        if self.current.ends.is_awaited_here:
-            self._last_reduced = forward
+        if self.current.ends.is_running_in_this_thread:
+            self._last_entered = forward
 
     def _queue_end_callback(self, *, at_outputs: bool = False) -> bool:
         """Request a call at the end of the running backward. Returns True if it is a new one.
@@ -251,11 +247,9 @@ class Reducer:
         See [Note: which backward ends].
         """
         current = self.current
-        if (
-            current is None
-            or current.phase is Phase.FINISHED
-            or not current.ends.queue_end_callback(at_outputs=at_outputs)
-        ):
+        if current is None or current.phase is Phase.FINISHED:
+            return False
+        if not current.ends.queue_end_callback(at_outputs=at_outputs):
             return False
         self.events.emit(EventKind.BACKWARD_BEGIN)
         if current.phase is Phase.INCOMPLETE:
@@ -270,7 +264,9 @@ class Reducer:
         with self.events.reporting():
             if current.phase is Phase.PREPARED:  # it reached no parameter
                 self.usage_tracker.backward_was_empty()
-                self.hooks.check_conversions([0])
+                self.hooks.check_conversions(range(len(self.params)))
+                if current.is_further:  # no forward awaits one
+                    self._enter(Phase.IDLE)
             elif current.phase is Phase.ACCUMULATING:
                 entry = current.ends.entry_of(backward)
                 if self.usage_tracker.is_recording and entry is Entry.AT_OUTPUTS:

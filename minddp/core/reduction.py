@@ -39,7 +39,7 @@ class PendingReduction(Protocol):
 class ReduceStrategy(Protocol):
     """Reduces the buckets of one wrapper."""
 
-    def open(self) -> Scaling:
+    def begin_pass(self) -> Scaling:
         """A synchronised backward begins. Returns how its gradients are scaled while they are packed."""
         ...
 
@@ -85,7 +85,7 @@ class AllReduceStrategy:
     divides_after: bool = False
     _divide_by: float | None = None
 
-    def open(self) -> Scaling:
+    def begin_pass(self) -> Scaling:
         divisor = self.divisor()
         if self.divides_after:
             self._divide_by = divisor

@@ -33,10 +33,10 @@ class StaticGraph(UsageTracker):
     def order_is_provisional(self) -> bool:  # type: ignore[override]
         return self.usage is not None
 
-    def open(self) -> list[int]:
+    def begin_pass(self) -> list[int]:
         if self.is_recording:
             self._hook_counts = [0] * len(self.params)
-            return super().open()
+            return super().begin_pass()
         if self.usage is not None:
             self.usage.begin_pass()
         return list(self._hook_counts)

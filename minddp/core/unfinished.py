@@ -21,7 +21,7 @@ import torch
 from torch.optim import Optimizer
 
 from minddp.core.backward_pass import Phase
-from minddp.core.errors import interrupted
+from minddp.core.errors import interrupted, still_running
 from minddp.core.events import EventKind
 from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.core.usage_tracker import UsageTracker
@@ -78,8 +78,8 @@ class UnfinishedReduction(StepWatcher):
         current = reducer.current
         if current is None or current.phase in (Phase.PREPARED, Phase.FINISHED):
             return set()
-        if current.grads_left is None and current.phase is not Phase.FINALIZING and current.ends.is_over_here:
-            current.note_failure()  # the engine's thread has not freed its callback yet
+        if current.phase is not Phase.FINALIZING and current.ends.is_over_here and not current.has_raised:
+            raise reducer.events.report(still_running())
         return {
             id(param)
             for param, reference in (current.grads_left or {}).items()
@@ -93,8 +93,7 @@ class UnfinishedReduction(StepWatcher):
     def agree_to_drop(self, transport: Transport, num_passes: int, num_launched: int) -> None:
         """Return once all ranks drop this backward; without waiting if it has launched nothing."""
         if not num_launched:
-            self._warn_once(
-                "dropped",
+            _log.warning(
                 f"{interrupted(num_passes, transport.rank, ())} before a bucket was reduced. The next one takes "
                 f"its place: if the other ranks do not drop theirs, too, this rank's steps and learning rate lag "
                 f"behind from now on. Let the exception end the script, or raise it on every rank.",
@@ -122,9 +121,9 @@ class UnfinishedReduction(StepWatcher):
         )
 
     def warn_of_local(self, param: int, rank: int) -> None:
-        """Warn once: the latest forward was synchronised, but this gradient stays local, as in torch."""
+        """Warn once for each `param`: after a synchronised forward its gradient stays local, as in torch."""
         self._warn_once(
-            "local",
+            ("local", param),
             f"Gradients of this backward were not averaged on rank {rank}, such as that of `{self._names[param]}`: "
             f"one backward since the last forward has been reduced, and no further one is. Call backward before "
             f"the next forward, or once on the sum of the losses. If the gradients are to stay local, call the "

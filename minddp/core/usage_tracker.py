@@ -57,7 +57,7 @@ class UsageTracker:
     def backward_was_empty(self) -> None:
         """That backward has reached no parameter; another one may follow."""
 
-    def open(self) -> list[int]:
+    def begin_pass(self) -> list[int]:
         """The first gradient has arrived. Returns how often each hook will fire. Called within backward.
 
         Sets `last_unused`; for these parameters no hook is expected, and the count is 0.

@@ -16,6 +16,7 @@ from minddp.core.mode import Mode
 from minddp.transport.protocols import Transport
 
 _WEIGHED = "`weigh` applied to that one. Compute one loss from all outputs, or call `weigh` before each backward"
+_JOINED = "a rank that has run out of inputs would not take part in this one. Compute one loss from all outputs"
 
 
 class Divisor(Mode):
@@ -26,6 +27,7 @@ class Divisor(Mode):
         self._active: torch.futures.Future[list[torch.Tensor]] | None = None
         self._weighted: float | None = None  # the divisor for this rank's weight
         self._forwards = 0  # since `weigh`
+        self.is_joined = False  # the next backward is one under `join`
 
     def change_ranks(self, transport: Transport) -> None:
         """Continue with other ranks."""
@@ -52,7 +54,7 @@ class Divisor(Mode):
             )
         self._weighted = total / weight if weight else math.inf
         self._forwards = 0
-        self.cannot_add = ""
+        self.why_not_twice = ""
 
     def require_no_weight(self) -> None:
         """Raises RuntimeError if the next backward has a weight, which a communication hook would not see."""
@@ -73,7 +75,7 @@ class Divisor(Mode):
         """
         active, self._active = self._active, None
         weighted, self._weighted = self._weighted, None
-        self.cannot_add = _WEIGHED if weighted is not None else ""
+        self.why_not_twice = _WEIGHED if weighted is not None else _JOINED if self.is_joined else ""
         if weighted is not None:
             if self._forwards > 1:
                 raise RuntimeError(

@@ -87,6 +87,7 @@ class UnevenInputs(SynchronizedReplicas, Joinable):
         announced = Join.notify_join_context(self)
         by_active = announced is not None and not self._divide_by_initial_world_size
         self._divisor.divide_by_active_ranks(announced.get_future() if by_active else None)
+        self._divisor.is_joined = self._join_config.enable
         if self._join_config.enable:
             trains = torch.is_grad_enabled()
             step = ActiveStep(self._transport.rank, trains, trains and self.require_backward_grad_sync)
@@ -141,7 +142,7 @@ def shadow_backward(reducer: Reducer) -> None:
     for mode in reducer.modes:
         mode.shadow_begins()
     reductions = []
-    for bucket in (buckets := reducer.buckets):
+    for bucket in (buckets := reducer.store.all()):
         zeros = torch.zeros_like(bucket.comm_buffer)
         reducer.events.emit(EventKind.BUCKET_LAUNCHED, bucket.spec.index)
         for mode in reducer.modes:

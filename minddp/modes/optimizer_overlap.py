@@ -25,7 +25,7 @@ class OverlappedOptimizer(Mode):
         ValueError: the optimizer evaluates the model (LBFGS), or has trainable parameters without a bucket.
     """
 
-    cannot_add = "the overlapped optimizer would use it twice. Compute one loss from all outputs"
+    why_not_twice = "the overlapped optimizer would use it twice. Compute one loss from all outputs"
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ would be scaled twice. So a copy is scaled here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ class SparseBucket:
     def move_grads_in(self) -> None:
         """A sparse gradient is never a view."""
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, memory: Collection[int]) -> None:
         """Release the gradient of the last backward."""
         self.comm_buffer = _nothing(self.params[0])
 

@@ -137,7 +137,7 @@ def test_a_hook_sees_the_bucket_as_torch_shows_it() -> None:
 
 def test_set_buffer_shows_in_buffer_and_gradients() -> None:
     ddp = FakeDDP(nn.Linear(2, 2))
-    bucket = GradBucket(ddp.reducer.buckets[0], is_last=True)
+    bucket = GradBucket(ddp.reducer.store.all()[0], is_last=True)
     other = torch.arange(6.0)
     bucket.set_buffer(other)
     assert bucket.buffer() is other

@@ -150,7 +150,7 @@ def test_an_end_is_awaited_from_the_request_until_the_call() -> None:
     seen: list[tuple[bool, bool]] = []
     ends = owner.ends
     x = source()
-    x.register_hook(lambda _grad: seen.append((ends.is_any_awaited(), ends.is_awaited_here)))
+    x.register_hook(lambda _grad: seen.append((ends.is_any_awaited(), ends.is_running_in_this_thread)))
     assert not ends.is_any_awaited()
     asking(owner)(x).sum().backward()
     (x * 1).sum().backward()

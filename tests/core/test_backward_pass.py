@@ -92,7 +92,7 @@ class Calls:
         """A pass for which the gradient of parameter `first` is the first to arrive, and has yet to be counted."""
         calls = (self.on_all_launched, self.on_ready_twice, self.on_end)
         current = BackwardPass(self.store, self.usage_tracker, modes, self.events, *calls)
-        current.open(first, self.reduce_strategy)
+        current.begin(first, self.reduce_strategy)
         current.mark_without_hook(self.usage_tracker.last_unused or [])
         return current
 
@@ -165,7 +165,7 @@ def test_what_no_rank_has_used_stays_as_it_is() -> None:
 class LeavesOut(UsageTracker):
     """Parameter 2 is unused, and its bucket is skipped."""
 
-    def open(self) -> list[int]:
+    def begin_pass(self) -> list[int]:
         self.last_unused = [2]
         return [1, 1, 0]
 
@@ -230,7 +230,7 @@ class Log(Calls):
         self.store = BucketStore(self.params, self.store.plan.params, Bucket, [UNBOUNDED], [UNBOUNDED])
 
     def counting(self, hooks_left: list[int]) -> BackwardPass:
-        self.usage_tracker.open = lambda: list(hooks_left)
+        self.usage_tracker.begin_pass = lambda: list(hooks_left)
         current = self.backward_pass()
         current._pack_group = lambda group: self.groups.append(tuple(sorted(self.store.pack_groups.members[group])))
         return current

@@ -36,7 +36,7 @@ def two_layers() -> nn.Module:
 def test_memory_comes_with_the_plan() -> None:
     ddp = FakeDDP(two_layers(), CountingTransport())
     assert ddp.transport.calls == [("allocate", 13)]
-    assert len(ddp.reducer.buckets) == 1
+    assert len(ddp.reducer.store.all()) == 1
 
 
 def test_lazily_it_comes_with_the_first_backward_that_is_synchronised() -> None:
@@ -96,7 +96,7 @@ def test_lazily_the_first_gradient_that_is_ready_makes_the_bucket() -> None:
         lambda event: made.append(len(ddp.reducer.store.made)) if event.kind is EventKind.PARAM_READY else None
     )
     x = torch.randn(64, 2)
-    slots = ddp.reducer.plan.buckets[0].slots
+    slots = ddp.reducer.store.plan.buckets[0].slots
     *later, first = local_grads()
     ddp(x).square().sum().backward()
     divided = torch.cat([*(grad.flatten() * (1 / 3) for grad in later), first / 3])
@@ -105,7 +105,7 @@ def test_lazily_the_first_gradient_that_is_ready_makes_the_bucket() -> None:
     assert torch.equal(sent[0], divided)
     kept = [param.grad.clone() for param in ddp.reducer.params]
     ddp.reducer.rebuild_if_due()
-    order = [slot.param for slot in ddp.reducer.plan.buckets[0].slots]
+    order = [slot.param for slot in ddp.reducer.store.plan.buckets[0].slots]
     added = [grad + more for grad, more in zip(kept, local_grads(), strict=True)]
     ddp(x).square().sum().backward()
     assert torch.equal(sent[1], torch.cat([added[param].flatten() / 3 for param in order]))
@@ -273,7 +273,7 @@ def test_a_new_bucket_takes_in_the_gradients_that_exist() -> None:
     ddp = FakeDDP(two_layers(), gradient_as_bucket_view=True)
     ddp(torch.ones(1, 2), sync=False).sum().backward()
     grads = [param.grad for param in ddp.module.parameters()]
-    ddp.reducer.adopt(ddp.reducer.plan)
-    for param, grad, view in zip(ddp.reducer.params, grads, ddp.reducer.buckets[0].views, strict=True):
+    ddp.reducer.adopt(ddp.reducer.store.plan)
+    for param, grad, view in zip(ddp.reducer.params, grads, ddp.reducer.store.all()[0].views, strict=True):
         assert param.grad is view
         assert torch.equal(view, grad)

@@ -30,7 +30,7 @@ def finding(module: nn.Module, **options: object) -> FakeDDP:
 
 def left_out(ddp: FakeDDP) -> list[str]:
     """Names of the parameters that this rank left out of the last backward."""
-    return [ddp.reducer.plan.params[param].name for param in ddp.reducer.usage_tracker.last_unused]
+    return [ddp.reducer.store.plan.params[param].name for param in ddp.reducer.usage_tracker.last_unused]
 
 
 def test_an_unused_parameter_keeps_its_gradient_as_it_is() -> None:

@@ -201,7 +201,7 @@ class Layers(nn.Module):
 
 def aliased(ddp: FakeDDP) -> dict[str, bool]:
     """By parameter, True if its gradient lies in a bucket's memory."""
-    memory = {bucket.flat.untyped_storage().data_ptr() for bucket in ddp.reducer.buckets}
+    memory = {bucket.flat.untyped_storage().data_ptr() for bucket in ddp.reducer.store.all()}
     return {
         name: param.grad is not None and param.grad.untyped_storage().data_ptr() in memory
         for name, param in ddp.module.named_parameters()
@@ -297,7 +297,7 @@ def test_two_wrappers_of_one_layer_each_see_their_own_average() -> None:
         shared.zero_grad()
         (one(X) + other(2 * X)).sum().backward()
         assert torch.equal(shared.weight.grad, alone)
-        buckets = [ddp.reducer.buckets[0].flat.untyped_storage().data_ptr() for ddp in (one, other)]
+        buckets = [ddp.reducer.store.all()[0].flat.untyped_storage().data_ptr() for ddp in (one, other)]
         assert len(set(buckets)) == 2
 
 

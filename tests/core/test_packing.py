@@ -133,6 +133,36 @@ def test_what_lies_in_the_bucket_as_another_object_is_divided_there() -> None:
     assert all(param.grad is view for param, view in zip(params, bucket.views, strict=True))
 
 
+def test_what_lies_in_the_bucket_in_another_layout_is_transposed_there() -> None:
+    """`.grad = .grad.t()` of a square gradient begins at the same address. Torch divides it, too."""
+    params = [parameter(torch.randn(4, 4)) for _ in range(2)]
+    bucket = bucket_of(params, grads_are_views=True)
+    pack(bucket, RESIDENT)
+    params[0].grad = params[0].grad.t()
+    before = grads_of(params)
+    pack(bucket, RESIDENT)
+    assert_same_bits(grads_of(params), [grad / WORLD for grad in before])
+    assert all(param.grad is view for param, view in zip(params, bucket.views, strict=True))
+
+
+@pytest.mark.parametrize("num_buckets", [1, 3])
+def test_what_lies_in_the_place_of_another_gradient_is_not_overwritten(num_buckets: int) -> None:
+    """Two gradients were swapped, for example. Torch overwrites them."""
+    params = [parameter(torch.randn(4, 4)) for _ in range(3)]
+    buckets = [bucket_of(params[k::num_buckets], grads_are_views=True) for k in range(num_buckets)]
+    for bucket in buckets:
+        pack(bucket, RESIDENT)
+    params[0].grad, params[1].grad, params[2].grad = params[2].grad, params[0].grad, params[1].grad
+    before = grads_of(params)
+    memory = {bucket.flat.untyped_storage().data_ptr() for bucket in buckets}
+    for bucket in buckets:
+        bucket.begin_pass(memory)
+    for bucket in buckets:
+        for group in range(len(bucket.groups)):
+            bucket.pack(group, RESIDENT)
+    assert_same_bits(grads_of(params), [grad * (1 / WORLD) for grad in before])
+
+
 @pytest.mark.parametrize("scaling", [COPIED, RESIDENT, BATCHED, UNSCALED])
 @pytest.mark.parametrize("views", [False, True])
 def test_a_missing_gradient_counts_as_zero_and_stays_missing(views: bool, scaling: Scaling) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from minddp.core import backward_end
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
 from minddp.core.packing import LARGE_BYTES
@@ -92,20 +95,20 @@ def test_buckets_are_launched_during_backward() -> None:
 def test_the_first_backward_travels_in_one_bucket_then_by_capacity() -> None:
     ddp = FakeDDP(Scales([0, 1, 2]), bucket_cap_mb=0)
     ddp.step(X)
-    assert len(ddp.reducer.buckets) == 1
+    assert len(ddp.reducer.store.all()) == 1
     assert ddp.transport.calls == [("all_reduce", 3)]
     ddp.step(X)
-    assert len(ddp.reducer.buckets) == 3
+    assert len(ddp.reducer.store.all()) == 3
     assert ddp.transport.calls[1:] == [("broadcast from 0", 3), *[("all_reduce", 1)] * 3]
 
 
 def test_the_rebuild_follows_the_observed_order_once() -> None:
     ddp = FakeDDP(Scales([2, 0, 1]), bucket_cap_mb_list=ONE_EACH)
-    assert [ddp.reducer.plan.names(b) for b in range(3)] == [["scales.2"], ["scales.1"], ["scales.0"]]
+    assert [ddp.reducer.store.plan.names(b) for b in range(3)] == [["scales.2"], ["scales.1"], ["scales.0"]]
     ddp.step(X)
     ddp.take_events()
     ddp.step(X)
-    assert [ddp.reducer.plan.names(b) for b in range(3)] == [["scales.1"], ["scales.0"], ["scales.2"]]
+    assert [ddp.reducer.store.plan.names(b) for b in range(3)] == [["scales.1"], ["scales.0"], ["scales.2"]]
     assert ddp.take_events(EventKind.BUCKETS_REBUILT, LAUNCHED) == [
         "buckets rebuilt: 3",
         *["bucket launched: 0", "bucket launched: 1", "bucket launched: 2"],
@@ -122,7 +125,7 @@ def test_the_rebuild_follows_rank_0s_order() -> None:
     ddp = FakeDDP(Scales([0, 1, 2]), transport, bucket_cap_mb_list=ONE_EACH)
     ddp.step(X)
     ddp.step(X)
-    assert [ddp.reducer.plan.names(b) for b in range(3)] == [["scales.1"], ["scales.2"], ["scales.0"]]
+    assert [ddp.reducer.store.plan.names(b) for b in range(3)] == [["scales.1"], ["scales.2"], ["scales.0"]]
 
 
 def test_no_rebuild_where_the_order_may_change() -> None:
@@ -233,6 +236,17 @@ def test_a_part_that_was_converted_is_an_error_and_does_not_count_as_unused(
     ):
         ddp.step(X)
     assert ddp.transport.count("all_reduce") == launched
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=repr)
+def test_a_part_that_was_converted_is_an_error_if_the_rest_is_frozen(options: dict[str, Any]) -> None:
+    """So no hook fires at all. Torch leaves the gradients local."""
+    ddp = FakeDDP(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), **options)
+    ddp.step(X)
+    ddp.module[0].requires_grad_(False)
+    ddp.module[1].double().float()
+    with pytest.raises(RuntimeError, match=r"not averaged: parameters, such as `1\.weight`, were converted"):
+        ddp.step(X)
 
 
 def test_a_backward_that_reaches_no_parameter_is_no_error() -> None:
@@ -398,6 +412,30 @@ def test_a_forward_within_a_backward_of_the_wrapper_is_an_error() -> None:
     ddp.module.scales[0].register_hook(lambda _grad: ddp(X) and None)
     with pytest.raises(RuntimeError, match="a backward of this wrapper is still running"):
         ddp.step(X)
+
+
+def test_a_forward_while_a_backward_runs_in_another_thread_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for one that an exception has ended, and dropped."""
+    monkeypatch.setattr(backward_end, "FREED_WITHIN_S", 0.01)
+    ddp = FakeDDP(Scales([0, 1]))
+    optimizer = torch.optim.SGD(ddp.module.parameters(), lr=1.0)
+    is_running, may_end = threading.Event(), threading.Event()
+
+    def wait(_grad: torch.Tensor) -> None:
+        is_running.set()
+        may_end.wait(10.0)
+
+    ddp.module.scales[0].register_hook(wait)
+    with ThreadPoolExecutor(1) as other:
+        backward = other.submit(ddp(X).sum().backward)
+        assert is_running.wait(10.0)
+        for act in (lambda: ddp(X), optimizer.step):
+            with pytest.raises(RuntimeError, match="a backward of this wrapper is still running"):
+                act()
+        may_end.set()
+        backward.result()
+    assert_gradients_as_alone(ddp)
+    assert ddp.reducer.phase is Phase.IDLE
 
 
 # ------------------------------------------------------------------ [Note: once per backward]
@@ -578,7 +616,7 @@ def test_the_ranks_may_change_after_an_unfinished_backward() -> None:
         warnings.simplefilter("ignore")
         ddp(X)[0].sum().backward()
     others = FakeTransport(world_size=3)
-    of_old_ranks = ddp.reducer.buckets
+    of_old_ranks = ddp.reducer.store.all()
     ddp.reducer.change_ranks(others, ddp.reducer.reduce_strategy)
     assert ddp.reducer.phase is Phase.IDLE
     torch.optim.SGD(ddp.module.parameters(), lr=0.1).step()
@@ -586,7 +624,7 @@ def test_the_ranks_may_change_after_an_unfinished_backward() -> None:
     left, right = ddp.module(X)
     ddp.reducer.prepare_for_backward((left, right))
     (left + right).sum().backward()
-    assert not {id(bucket) for bucket in of_old_ranks} & {id(bucket) for bucket in ddp.reducer.buckets}
+    assert not {id(bucket) for bucket in of_old_ranks} & {id(bucket) for bucket in ddp.reducer.store.all()}
     ddp.reducer.rebuild_if_due()
     assert others.count("broadcast from 0") == 1, "the ranks agree on their order anew"
 
@@ -624,16 +662,16 @@ def test_what_is_under_way_when_the_ranks_change_writes_to_no_bucket() -> None:
         ddp.step(X)
     (reduction,) = ddp.reducer.current.reductions
     ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
-    for bucket in ddp.reducer.buckets:
+    for bucket in ddp.reducer.store.all():
         bucket.comm_buffer.fill_(1)
     reduction.work.wait()
-    assert all(float(bucket.comm_buffer) == 1 for bucket in ddp.reducer.buckets)
+    assert all(float(bucket.comm_buffer) == 1 for bucket in ddp.reducer.store.all())
 
 
 @pytest.mark.parametrize("when", ["before", "armed", "in backward", "unfinished"])
 def test_another_plan_is_adopted_between_backwards_only(when: str) -> None:
     ddp = FakeDDP(Heads())
-    plan = FakeDDP(Heads(), bucket_cap_mb_list=ONE_EACH).reducer.plan
+    plan = FakeDDP(Heads(), bucket_cap_mb_list=ONE_EACH).reducer.store.plan
     errors: list[str] = []
 
     def adopt(*_: object) -> None:
@@ -654,7 +692,7 @@ def test_another_plan_is_adopted_between_backwards_only(when: str) -> None:
         (left if when == "unfinished" else left + right).sum().backward()
     if when == "unfinished":
         adopt()
-    assert len(ddp.reducer.buckets) == (4 if when in ("before", "armed") else 1)
+    assert len(ddp.reducer.store.all()) == (4 if when in ("before", "armed") else 1)
     phases = {"in backward": "ACCUMULATING", "unfinished": "INCOMPLETE"}
     assert len(errors) == (when in phases)
     assert all(phases[when] in error for error in errors)
@@ -707,7 +745,7 @@ def test_wrapping_and_dropping_leaks_nothing(changed: dict[str, bool]) -> None:
                 warnings.simplefilter("ignore")
                 ddp.step(X)
                 ddp.step(X)
-            alive += [weakref.ref(ddp.reducer), weakref.ref(ddp.reducer.buckets[0])]
+            alive += [weakref.ref(ddp.reducer), weakref.ref(ddp.reducer.store.all()[0])]
             del ddp
         assert [ref() for ref in alive if ref() is not None] == []
     finally:

@@ -22,13 +22,13 @@ def reduce_strategy(divisor: float | None, *, resident: bool = False) -> AllRedu
 
 @pytest.mark.parametrize("resident", [False, True])
 def test_each_rank_divides_before_the_sum(resident: bool) -> None:
-    assert reduce_strategy(3, resident=resident).open() == Scaling(3, divide_resident=resident)
+    assert reduce_strategy(3, resident=resident).begin_pass() == Scaling(3, divide_resident=resident)
 
 
 def test_a_bucket_is_summed_where_it_lies_once_it_is_waited_for() -> None:
     bucket = bucket_of([parameter(torch.ones(3))])
     strategy = reduce_strategy(WORLD)
-    pack(bucket, strategy.open())
+    pack(bucket, strategy.begin_pass())
     before = bucket.comm_buffer.clone()
     reduction = strategy.launch(bucket, bucket.comm_buffer, is_last=True)
     assert torch.equal(bucket.comm_buffer, before)
@@ -42,7 +42,7 @@ def test_other_contents_leave_the_bucket_alone() -> None:
     bucket = bucket_of([parameter(torch.ones(3))])
     bucket.comm_buffer.fill_(7)
     for strategy in (reduce_strategy(2), AllReduceStrategy(FakeTransport(WORLD), lambda: 2, divides_after=True)):
-        strategy.open()
+        strategy.begin_pass()
         assert strategy.launch(bucket, torch.zeros(3), is_last=True).result().tolist() == [0, 0, 0]
         assert bucket.comm_buffer.tolist() == [7, 7, 7]
 
@@ -53,7 +53,7 @@ def test_a_sum_is_divided_afterwards_by_the_divisor_of_its_backward() -> None:
     for expected in (0.5, 2.0):
         bucket = bucket_of([parameter(torch.ones(3))])
         bucket.params[0].grad.fill_(1)
-        assert strategy.open() == Scaling()
+        assert strategy.begin_pass() == Scaling()
         pack(bucket, Scaling())
         assert strategy.launch(bucket, bucket.comm_buffer, is_last=True).result().tolist() == [expected] * 3
 

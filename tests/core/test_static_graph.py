@@ -31,14 +31,14 @@ def test_hooks_are_counted_in_the_first_backward_and_expected_in_all_others() ->
         [nn.Parameter(torch.ones(1)) for _ in range(3)], finds_unused=False, skips_buckets=False
     )
     assert (usage_tracker.is_recording, usage_tracker.order_is_provisional) == (True, True)
-    assert (usage_tracker.open(), usage_tracker.last_unused) == ([1, 1, 1], [])
+    assert (usage_tracker.begin_pass(), usage_tracker.last_unused) == ([1, 1, 1], [])
     for param in (0, 2, 2):
         usage_tracker.record(param)
     usage_tracker.recorded()
     assert usage_tracker.last_unused == [1]
     assert (usage_tracker.is_recording, usage_tracker.order_is_provisional) == (False, True)
     for _ in range(2):
-        hooks_left = usage_tracker.open()
+        hooks_left = usage_tracker.begin_pass()
         assert (hooks_left, usage_tracker.last_unused) == ([1, 0, 2], [1])
         hooks_left[0] = 0  # one backward's count is not another's
 
@@ -47,15 +47,15 @@ def test_what_an_interrupted_recording_has_counted_is_forgotten() -> None:
     usage_tracker = StaticGraph(
         [nn.Parameter(torch.ones(1)) for _ in range(2)], finds_unused=False, skips_buckets=False
     )
-    usage_tracker.open()
+    usage_tracker.begin_pass()
     usage_tracker.record(0)
     usage_tracker.abandon()
-    usage_tracker.open()
+    usage_tracker.begin_pass()
     usage_tracker.record(1)
     usage_tracker.recorded()
     assert usage_tracker.last_unused == [0]
     usage_tracker.abandon()
-    assert usage_tracker.open() == [0, 1], "what has been recorded to the end stays"
+    assert usage_tracker.begin_pass() == [0, 1], "what has been recorded to the end stays"
 
 
 def test_a_layer_in_two_checkpoints_is_reduced_once_and_right() -> None:
@@ -68,7 +68,7 @@ def test_a_layer_in_two_checkpoints_is_reduced_once_and_right() -> None:
         assert ddp.reducer.phase is Phase.IDLE
         assert all(torch.equal(p.grad, g) for p, g in zip(module.parameters(), expected, strict=True))
     assert ddp.transport.count("all_reduce") == 4  # three backwards, and the exchange of usage
-    assert ddp.reducer.usage_tracker.open() == [2, 2]
+    assert ddp.reducer.usage_tracker.begin_pass() == [2, 2]
 
 
 def test_the_end_of_a_nested_backward_does_not_end_the_recording() -> None:
@@ -77,7 +77,7 @@ def test_the_end_of_a_nested_backward_does_not_end_the_recording() -> None:
     for _ in range(3):
         ddp(X).tensor.sum().backward()
         assert ddp.reducer.phase is Phase.IDLE
-    assert ddp.reducer.usage_tracker.open() == [1, 1, 1, 1]
+    assert ddp.reducer.usage_tracker.begin_pass() == [1, 1, 1, 1]
 
 
 def test_nothing_is_launched_before_the_end_of_the_first_backward() -> None:
@@ -99,7 +99,7 @@ def test_the_order_of_the_second_backward_decides_the_rebuild() -> None:
     plans = []
     for _ in range(4):
         ddp.step(X)
-        plans.append([ddp.reducer.plan.names(bucket)[0][-1] for bucket in range(3)])
+        plans.append([ddp.reducer.store.plan.names(bucket)[0][-1] for bucket in range(3)])
     by_registration, by_readiness = ["2", "1", "0"], ["1", "0", "2"]
     assert plans == [by_registration] * 2 + [by_readiness] * 2
     assert ddp.transport.count("broadcast from 0") == 1
@@ -114,7 +114,7 @@ def test_a_first_backward_that_does_not_come_in_at_the_outputs_is_part_of_the_re
         assert ddp.reducer.phase is Phase.INCOMPLETE
         output.sum().backward()
         assert ddp.reducer.phase is Phase.IDLE
-    assert ddp.reducer.usage_tracker.open() == [2, 1]
+    assert ddp.reducer.usage_tracker.begin_pass() == [2, 1]
 
 
 # ------------------------------------------------------------------ unused parameters
@@ -199,7 +199,7 @@ def test_an_interrupted_first_backward_is_recorded_again() -> None:
         ddp.step(X)
         assert ddp.transport.count("all_reduce") == step + 2
         assert ddp.reducer.phase is Phase.IDLE
-    assert ddp.reducer.usage_tracker.open() == [1, 1]
+    assert ddp.reducer.usage_tracker.begin_pass() == [1, 1]
 
 
 def test_an_interrupted_second_backward_keeps_what_is_recorded() -> None:
@@ -223,7 +223,7 @@ def test_a_rank_that_shadows_the_first_backward_exchanges_marks_and_records_late
         shadow_backward(shadow.reducer)
     assert shadow.transport.calls == active.transport.calls
     shadow.step(X)
-    assert shadow.reducer.usage_tracker.open() == [1, 1]
+    assert shadow.reducer.usage_tracker.begin_pass() == [1, 1]
 
 
 def test_marks_are_forgotten_when_the_ranks_change() -> None:
@@ -243,7 +243,7 @@ def test_hooks_of_an_unfinished_recording_are_not_counted_when_the_ranks_change(
     ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     for _ in range(2):
         ddp.step(X)
-    assert ddp.reducer.usage_tracker.open() == [1, 1]
+    assert ddp.reducer.usage_tracker.begin_pass() == [1, 1]
 
 
 def test_a_recorded_first_backward_may_be_reduced_by_its_caller() -> None:

@@ -120,6 +120,25 @@ def test_each_set_of_missing_parameters_is_one_warning() -> None:
     assert "on rank 1" in texts[0]
 
 
+def test_another_gradient_that_stays_local_is_another_warning() -> None:
+    unfinished = reduction_of("a", "b")
+    with logged() as texts:
+        for param in (0, 1, 0):
+            unfinished.warn_of_local(param, rank=1)
+    assert [text.split("`")[1] for text in texts] == ["a", "b"]
+
+
+def test_each_backward_that_is_dropped_is_warned_of() -> None:
+    """Perhaps all ranks have dropped the first one, but this rank alone the second."""
+    unfinished = reduction_of("a")
+    with logged() as texts:
+        for num_passes in (3, 5):
+            unfinished.agree_to_drop(FakeTransport(2), num_passes, num_launched=0)
+    assert [f"ended backward {number} on rank 0" in text for number, text in zip((3, 5), texts, strict=True)] == [
+        True
+    ] * 2
+
+
 @pytest.mark.parametrize(
     ("static", "phrase"),
     [(False, "mark a variable ready only once"), (True, "graph has changed in this iteration")],
@@ -146,14 +165,14 @@ def test_the_optimizer_is_stopped_in_the_same_iteration() -> None:
     with pytest.raises(RuntimeError, match=rf"{FACT}(.|\n)*rank 1: right.weight, right.bias"):
         optimizer.step()
     assert all(torch.equal(p, b) for p, b in zip(module.parameters(), before, strict=True))
-    assert ddp.reducer.plan is not None
+    assert ddp.reducer.store.plan is not None
 
 
 def test_an_optimizer_of_part_of_the_module_is_stopped_too() -> None:
     module, ddp = unfinished()
     with pytest.raises(RuntimeError, match=FACT):
         torch.optim.Adam([{"params": [nn.Parameter(torch.ones(1))]}, {"params": [module.left.bias]}]).step()
-    assert ddp.reducer.plan is not None
+    assert ddp.reducer.store.plan is not None
 
 
 def test_an_unrelated_optimizer_is_not_stopped() -> None:
@@ -163,7 +182,7 @@ def test_an_unrelated_optimizer_is_not_stopped() -> None:
     before = other.bias.clone()
     torch.optim.SGD(other.parameters(), lr=1.0).step()
     assert not torch.equal(other.bias, before)
-    assert ddp.reducer.plan is not None
+    assert ddp.reducer.store.plan is not None
 
 
 def test_the_guard_is_lifted_when_the_rest_arrives() -> None:

@@ -14,7 +14,7 @@ from tests.modules import Heads
 def test_every_hook_fires_once_and_no_parameter_is_unused() -> None:
     usage_tracker = UsageTracker([nn.Parameter(torch.ones(1)) for _ in range(3)])
     assert usage_tracker.last_unused is None
-    assert usage_tracker.open() == [1, 1, 1]
+    assert usage_tracker.begin_pass() == [1, 1, 1]
     assert usage_tracker.last_unused == []
     assert usage_tracker.close() is None
 
@@ -27,7 +27,7 @@ def test_hooks_are_not_wrapped_and_nothing_is_exchanged() -> None:
     usage_tracker.all_launched(ddp.transport, leaves_outputs=False)
     usage_tracker.shadow(ddp.transport)
     assert ddp.transport.calls == []
-    assert not usage_tracker.skipped_buckets(ddp.reducer.plan)
+    assert not usage_tracker.skipped_buckets(ddp.reducer.store.plan)
 
 
 class Noting(UsageTracker):
@@ -59,7 +59,7 @@ def test_the_reducer_calls_it_in_the_order_of_its_methods(noted: tuple[FakeDDP, 
     left, right = ddp(torch.ones(1, 2))
     (left + right).sum().backward()
     around = ["forward_begins", "post_forward", "backward_begins"]
-    assert calls == [*around, "open", "skipped_buckets", "all_launched", "close"]
+    assert calls == [*around, "begin_pass", "skipped_buckets", "all_launched", "close"]
 
 
 def test_it_notices_a_backward_that_reaches_no_parameter(noted: tuple[FakeDDP, list[str]]) -> None:

@@ -122,6 +122,23 @@ def test_a_backward_for_each_output_is_an_error_in_a_static_graph(rank: int) -> 
         ddp(torch.randn(3, 4))
 
 
+@on_ranks(2)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_further_backward_that_reaches_no_parameter_leaves_the_next_one_local(rank: int, place: int) -> None:
+    """After a reduced backward that has left an output, one rank asks for the gradient of its input."""
+    ddp = minddp.DistributedDataParallel(Heads(shares=True), find_unused_parameters=True)
+    for step in range(2):
+        x = torch.randn(2, 4, requires_grad=True)
+        outputs = ddp(x)
+        outputs[0].sum().backward(retain_graph=True)
+        if rank == 0:
+            torch.autograd.grad(outputs[place].sum(), x, retain_graph=True)
+        ddp.zero_grad()
+        with ddp.no_sync():
+            sum(output.sum() * (rank + 1) for output in ddp(torch.ones(1, 4))).backward()
+        assert torch.equal(ddp.module.left.bias.grad, torch.full([3], rank + 1.0)), step
+
+
 # ------------------------------------------------------------------ callbacks for the end of backward
 
 

@@ -111,7 +111,7 @@ def places_of_buckets(rank: int, options: dict[str, Any]) -> list[list[int]]:
         optimizer.zero_grad(set_to_none=True)
         ddp(random(4, 3, 16, 16, rank=rank, step=step).to(DEVICE)).square().mean().backward()
         optimizer.step()
-        places.append([bucket.flat.data_ptr() for bucket in ddp._reducer.buckets])
+        places.append([bucket.flat.data_ptr() for bucket in ddp._reducer.store.all()])
     return places[3:]
 
 

@@ -377,3 +377,44 @@ def _joined_amid_accumulation(rank: int) -> float:
 
 def test_a_rank_may_run_out_amid_accumulation(ranks: Any) -> None:
     assert ranks(2).run(_joined_amid_accumulation) == [(3 + 4) / 2, 3.0]
+
+
+class _Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.left(x), self.right(x)
+
+
+def _one_by_one(rank: int) -> str:
+    """A backward for each output: a rank without inputs would take part in the first of them only."""
+    ddp = minddp.DistributedDataParallel(_Heads(), find_unused_parameters=True)
+    try:
+        with ddp.join():
+            for _ in range(2 - rank):
+                left, right = ddp(torch.ones(1, 2))
+                left.sum().backward()
+                right.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_backward_for_each_output_is_refused(ranks: Any) -> None:
+    for text in ranks(2).run(_one_by_one):
+        assert "a rank that has run out of inputs would not take part" in text
+
+
+def _of_one_output(rank: int) -> list[float]:
+    ddp = minddp.DistributedDataParallel(_Heads(), find_unused_parameters=True)
+    with ddp.join():
+        for _ in range(2 - rank):
+            ddp.zero_grad()
+            ddp(torch.ones(1, 2))[0].sum().backward()
+    return ddp.module.left.bias.grad.tolist()
+
+
+def test_a_loss_of_one_output_is_not(ranks: Any) -> None:
+    assert ranks(2).run(_of_one_output)[0] == [0.5, 0.5]

@@ -206,7 +206,7 @@ def test_without_find_unused_parameters_usage_is_not_counted(rank: int) -> None:
 @on_ranks(2)
 def test_the_plain_hook_sums_in_place(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
-    [reduced] = ddp._reducer.buckets
+    [reduced] = ddp._reducer.store.all()
     bucket = GradBucket(reduced, is_last=True)
     bucket.buffer().fill_(rank + 1)
     [total] = ddp.reducer._run_allreduce_hook(bucket).wait()

@@ -66,7 +66,7 @@ class TreeReduceStrategy:
         self._nodes = [_nodes_of(block, num_shares) for block in deal(num_shares, transport.world_size)]
         self._held: list[tuple[range, list[torch.Tensor]]] = []  # sums of shares: a gradient for each parameter
 
-    def open(self) -> Scaling:
+    def begin_pass(self) -> Scaling:
         return Scaling()
 
     def begin_step(self) -> None:

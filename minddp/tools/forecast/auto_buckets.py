@@ -132,7 +132,7 @@ def _observe(reducer: Reducer, clock: Clock, so_far: Tuning | None) -> Steps[Obs
 
 def _computed(reducer: Reducer, clock: Clock, seen: Observed) -> Tuning:
     """The best plan by the model: the present one if no other is better, or if the ranks do not agree."""
-    device, before = reducer.params[0].device, reducer.plan
+    device, before = reducer.params[0].device, reducer.store.plan
     link = calibrated(measure_link(reducer.transport, device, clock), before, seen)
     backward_s = partial(predicted_s, link=link, ready_s=seen.ready_s, computed_s=seen.computed_s)
     proposed = plan_buckets(before.params, seen.ready_s, link, seen.computed_s)

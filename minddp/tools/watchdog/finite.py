@@ -86,11 +86,11 @@ def first_not_finite(contents: torch.Tensor) -> torch.Tensor:
 def not_finite(reducer: Reducer, mark_of_rank: dict[int, int]) -> FloatingPointError:
     offenders = []
     for rank, mark in mark_of_rank.items():
-        bucket = reducer.plan.buckets[mark // BUCKET]
+        bucket = reducer.store.plan.buckets[mark // BUCKET]
         position, is_infinite = divmod(mark % BUCKET - 1, 2)
         element = 0 if bucket.sparse else position // (2 if bucket.dtype.is_complex else 1)
         param = next(s.param for s in bucket.slots if s.offset <= element < s.offset + s.numel)
-        name, kind = reducer.plan.params[param].name, "infinity" if is_infinite else "NaN"
+        name, kind = reducer.store.plan.params[param].name, "infinity" if is_infinite else "NaN"
         offenders.append(f"rank {rank}'s gradient of `{name}` (bucket {bucket.index}) has {kind}")
     return FloatingPointError(
         f"In backward {reducer.num_passes}, before averaging, {wording.joined(offenders)}. Now the averages in "

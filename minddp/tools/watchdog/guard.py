@@ -129,7 +129,7 @@ class Guarded(Extension):
         transport = reducer.transport
         if transport.world_size == 1 or transport.store is None:
             return
-        named = [(spec.name, param) for spec, param in zip(reducer.plan.params, reducer.params, strict=True)]
+        named = [(spec.name, param) for spec, param in zip(reducer.store.plan.params, reducer.params, strict=True)]
         here = [(name, param) for name, param in named if param.device == named[0][1].device]
         checks: dict[str, Check] = {
             "drift": DriftCheck(here, starts_equal=starts_equal),

@@ -252,5 +252,5 @@ def state_of(ddp_ref: Callable[[], DistributedDataParallel | None]) -> RankState
     if (reducer := getattr(ddp, "_reducer", None)) is None:  # in construction
         return RankState()
     missing = reducer.current.missing() if reducer.current is not None else ()
-    names = tuple(reducer.plan.params[param].name for param in missing)
+    names = tuple(reducer.store.plan.params[param].name for param in missing)
     return RankState(reducer.phase.name, reducer.num_passes, not ddp.require_backward_grad_sync, names)

@@ -93,7 +93,7 @@ class MinddpSource:
         return self._reducer.num_passes
 
     def plan(self) -> BucketPlan:
-        return self._reducer.plan
+        return self._reducer.store.plan
 
 
 class NativeSource:

@@ -218,7 +218,7 @@ def turns_channels_last(rank: int, logical_ranks: int | None, holder: int) -> tu
         if rank == holder and step == 2:
             kept += [param.grad.detach() for param in ddp.parameters()]
         if step >= 2:
-            places.add(ddp._reducer.buckets[0].flat.data_ptr())
+            places.add(ddp._reducer.store.all()[0].flat.data_ptr())
     return are_right, len(places) > 1
 
 

@@ -213,7 +213,7 @@ def test_a_plan_stays_if_none_is_better(monkeypatch: pytest.MonkeyPatch) -> None
     FakeDevice().install(monkeypatch)
     ddp = TunedDDP(OnASharedCore(0.25))
     tuning = ddp.tuned()
-    assert tuning.plan is tuning.before is ddp.reducer.plan
+    assert tuning.plan is tuning.before is ddp.reducer.store.plan
     assert tuning.measured_s is None
 
 

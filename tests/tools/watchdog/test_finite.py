@@ -204,7 +204,7 @@ def test_what_an_interrupted_backward_has_found_is_forgotten() -> None:
     ddp.module.explosive.arm(False)
     ddp.module.zero_grad()
     ddp.reducer.ensure_finished()
-    ddp.reducer.adopt(ddp.reducer.plan)  # the old buckets keep their contents
+    ddp.reducer.adopt(ddp.reducer.store.plan)  # the old buckets keep their contents
     ddp.step(torch.ones(1))
 
 
