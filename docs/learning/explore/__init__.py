@@ -198,9 +198,7 @@ def page(recording: Recording, title: str, rings: Sequence[Any] = (), *, is_own:
         "rings": list(rings),
         "own": is_own,
     }
-    checked = (
-        f"On {len(off)} recorded steps its error is {median(off):.0%} as the median and {max(off):.0%} at worst."
-    )
+    error = f"{median(off):.0%} as the median and {max(off):.0%} at worst"
     parts = {
         "TITLE": html.escape(title),
         "CHECKED": f"On {len(off)} recorded steps its error is {error}.",
