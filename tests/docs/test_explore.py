@@ -161,8 +161,8 @@ def test_what_the_page_reads_from_a_recording_is_what_forecast_reads(tmp_path: P
         recording([Rank(), Rank(late_ms=5)], layout([[100, 1], [1]]), steps=4),
         recording([Rank(), Rank(), Rank(late_ms=2)], layout([[30], [1]]), steps=3),
     ]
-    late_adds = tuple(replace(rank, adds_after_ns=3_000_000) for rank in made_up[0].ranks)
-    made_up.append(replace(made_up[0], ranks=late_adds))
+    adds_late = recording([Rank(), Rank(late_ms=1)], layout([[1], [30]]))
+    made_up.append(replace(adds_late, ranks=tuple(replace(r, adds_after_ns=3_000_000) for r in adds_late.ranks)))
     recordings = [*(result.recording for result in recorded.results()), *made_up]
     found = run_model(
         """inputs.map(recording => { const { job, hop, plan, world } = readRecording(recording, constants);
