@@ -4,9 +4,10 @@
 other as `benchmarks`, so they are in a folder that only `minddp bench` puts on the path.
 """
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 
 BESIDE = {"minddp.reference": "reference", "minddp.beside.benchmarks": "benchmarks"}
 
 if __name__ == "__main__":
-    setup(packages=[*find_packages(include=["minddp", "minddp.*"]), *BESIDE], package_dir=BESIDE)
+    found = find_namespace_packages(include=["minddp", "minddp.*"], exclude=["*.__pycache__"])
+    setup(packages=[*found, *BESIDE], package_dir=BESIDE)
