@@ -107,8 +107,8 @@ def test_the_grader_takes_a_solution_with_the_names_of_the_course(tmp_path) -> N
     """As a student has it: `finish_gradient_synchronization` in place of `synchronize`."""
     path = tmp_path / "mine.py"
     path.write_text(
-        "from reference.overlapped import Overlapped\n\n\nclass Mine(Overlapped):\n"
-        "    def finish_gradient_synchronization(self):\n        Overlapped.synchronize(self)\n\n"
+        "from reference.bucketed import Bucketed\n\n\nclass Mine(Bucketed):\n"
+        "    def finish_gradient_synchronization(self):\n        Bucketed.synchronize(self)\n\n"
         "    synchronize = property()\n"
     )
     faults = [verdict for verdict in grade(f"{path}:Mine", world_sizes=[2]) if verdict.fault]
