@@ -79,12 +79,12 @@ const power = (low, high, step, text) => ({ min: Math.log2(low), max: Math.log2(
 const plain = (min, max, step, text) => ({ min, max, step, to: x => x, from: x => x, text });
 const CONTROLS = {
   buckets: { capMib: ["bucket size", { ...power(1 / 16, 1024, 0.25, v => size(v * MIB)), from: v => Math.log2(v ?? K.cap / MIB) }] },
-  ranks: {
+  cluster: {
     ranks: ["ranks", plain(1, 8, 1, String)],
     rate: ["link, bytes per second", power(1 / 16, 256, 0.25, v => `${+v.toPrecision(2)} GB/s`)],
     latencyUs: ["latency of a hop", power(1, 4096, 0.5, v => ms(v / 1e6))],
     slow: ["the last rank is slower", plain(1, 3, 0.05, v => v === 1 ? "no" : `× ${v.toFixed(2)}`)],
-    taken: ["messages use backward's core", plain(0, 1, 0.05, v => v ? `${Math.round(100 * v)}% of their time` : "no: a GPU")],
+    taken: ["taken from backward", plain(0, 1, 0.05, v => v ? `${Math.round(100 * v)}% of a message` : "nothing: a GPU")],
   },
   model: {
     layers: ["layers", plain(2, 96, 1, String)],
@@ -113,6 +113,7 @@ function slider(name, [label, { min, max, step, to, from, text }], target, chang
 }
 
 function changed(name) {
+  moment = null;
   if (name !== "capMib") [tried, shown] = [new Map(), false];
   else s.plan = null;
   draw();
@@ -120,7 +121,7 @@ function changed(name) {
 
 function makeControls() {
   const form = part("step", ".controls");
-  form.innerHTML = `<select name="preset" aria-label="settings">${Object.keys(data.presets).map(name => `<option>${esc(name)}</option>`).join("")}</select>`;
+  form.innerHTML = `<select name="preset" aria-label="settings"><option value="" hidden>a recording</option>${Object.keys(data.presets).map(name => `<option>${esc(name)}</option>`).join("")}</select>`;
   for (const [group, controls] of Object.entries(CONTROLS)) {
     const set = document.createElement("fieldset");
     set.innerHTML = group === "buckets" ? "" : `<legend>${group}</legend>`;
@@ -128,11 +129,13 @@ function makeControls() {
     if (group === "buckets") set.insertAdjacentHTML("beforeend", `<div class="row"><button type="button" id="torch">DDP's default: 1, then 25 MiB</button></div>`);
     form.append(set);
   }
+  part("step", "select").selectedIndex = 1;
   part("step", "select").onchange = ({ target }) => { Object.assign(s, data.presets[target.value], { job: null, plan: null }); sync("ranks"); };
   at("torch").onclick = () => { [s.capMib, s.plan] = [null, null]; sync("capMib"); };
 }
 
 function sync(name) {
+  if (s.job) part("step", "select").value = "";
   for (const [key, { sync, input }] of Object.entries(inputs)) { if (key in s) sync(); if (ofModel.includes(key)) input.disabled = !!s.job; }
   if (s.capMib === null) part("step", "output").textContent = s.plan ? "as recorded" : "1, then 25 MiB";
   changed(name);
@@ -192,8 +195,8 @@ function drawStep() {
   const step = now(), { lanes, moments } = lanesOf(step), svg = part("step", ".lanes");
   if (step.length > until || step.length < 0.45 * until) until = 1.3 * step.length;
   moment = clamp(moment ?? moments.findIndex(m => m.code === "BUCKET_LAUNCHED"), 0, moments.length - 1);
-  const { t, code, says } = moments[moment], ideal = step.computed + step.job.copy;
-  part("step", ".figures").innerHTML = `<span>step <b>${ms(step.length)}</b></span><span class="red">exposed <b>${ms(step.exposed)}</b></span>
+  const { t, code, says } = moments[moment], ideal = step.computed + step.job.copy, taken = wallOf(step, step.backward) - step.backward;
+  part("step", ".figures").innerHTML = `<span>step <b>${ms(step.length)}</b></span><span class="red">exposed <b>${ms(step.exposed)}</b>${taken > 1e-9 ? `, ${ms(taken)} of it by a slower backward` : ""}</span>
     <span>efficiency <b>${Math.round(100 * ideal / step.length)}%</b></span><span>${step.plan.length} bucket${step.plan.length > 1 ? "s" : ""} of ${size(sum(step.job.sizes))}</span>`;
   drawLanes(svg, lanes, until, t);
   svg.setAttribute("aria-valuetext", `${ms(t)}: ${says}`);
@@ -212,7 +215,7 @@ function drawBest() {
   if (s.capMib !== null) tried.set(s.capMib, step.exposed);
   let out = [0, 0.5, 1].map(k => `<line class="grid" x1="46" x2="${width}" y1="${y(k * top / 1.05)}" y2="${y(k * top / 1.05)}"/><text x="0" y="${y(k * top / 1.05) + 4}">${k ? ms(k * top / 1.05) : "0"}</text>`).join("");
   out += (width < 500 ? [1 / 16, 1, 5, 25, 128, 1024] : [1 / 16, 1 / 4, 1, 5, 25, 128, 1024]).map(cap => `<text x="${x(cap)}" y="${height - 6}" text-anchor="${cap < 0.1 ? "start" : cap > 999 ? "end" : "middle"}">${size(cap * MIB).replace(".00 ", " ")}</text>`).join("");
-  const least = all.indexOf(Math.min(...all));
+  const least = all.findLastIndex(value => value < Math.min(...all) + 1e-9);
   if (shown) out += `<polyline class="curve" points="${caps.map((cap, i) => `${x(cap)},${y(all[i])}`).join(" ")}"/><circle class="least" cx="${x(caps[least])}" cy="${y(all[least])}" r="8"/>`;
   for (const [cap, value] of tried) out += `<circle class="dot" cx="${x(cap)}" cy="${y(value)}" r="4.5"/>`;
   if (s.capMib !== null) out += `<circle class="now" cx="${x(s.capMib)}" cy="${y(step.exposed)}" r="7"/>`;
