@@ -33,8 +33,8 @@ try:
     from reference.interface import DataParallel
     from reference.ladder import rungs
 except ImportError:  # in a wheel: see setup.py
-    from minddp.reference.interface import DataParallel
-    from minddp.reference.ladder import rungs
+    from minddp.reference.interface import DataParallel  # type: ignore[no-redef]
+    from minddp.reference.ladder import rungs  # type: ignore[no-redef]
 
 MIB = 2**20
 
