@@ -153,8 +153,26 @@ def test_a_reader_steps_through_with_buttons_keys_and_slider(opened):
     assert opened.locator(".bucket.unpacked").count() == 4
     assert opened.locator(".gradient.ready").count() == gradients == 10
     assert opened.locator("#own .lanes text", has_text="rank 1").count() == 1
+    assert opened.locator("#own .lanes .on").all_text_contents() == ["0", "1", "2", "3"] * 2
     assert opened.inner_text("#element").endswith("[2]")
     assert opened.locator("#ring tr").count() == 1 + 4
+
+
+def queued() -> Result:
+    """Bucket 1 is launched while bucket 0 travels."""
+    return Result(recording([Rank(), Rank(late_ms=2)], layout([[30], [60]])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opened", [(queued, {})], indirect=True)
+def test_a_bucket_that_queues_is_not_drawn_over_the_one_that_travels(opened):
+    bars = opened.locator("#own .lanes rect").evaluate_all(
+        """all => all.filter(bar => /moves|waits/.test(bar.className.baseVal))
+          .map(bar => ["x", "y", "width"].map(name => Number(bar.getAttribute(name))))"""
+    )
+    assert len(bars) >= 4
+    for x, y, width in bars:
+        assert all(other[0] <= x or other[0] >= x + width for other in bars if other[1] == y)
 
 
 @pytest.mark.slow

@@ -182,7 +182,7 @@ function spansOf(step) {
 
 const spent = (step, ...activities) => sum(step.spans.filter(s => activities.includes(s.activity)).map(s => s.end - s.begin));
 
-/** When each bucket was on the wire, on one rank: after all have joined and the one before has arrived. */
+/** When the wire was `free` for each bucket on one rank, and when it travelled: after all ranks had joined. */
 function wiresOf(rank, all, world, addsAfter) {
   const arrived = b => (rank.at.BUCKET_COMPLETED || {})[b] ?? (rank.at.BUCKET_WAITED || {})[b];
   return range(rank.plan.length).map(b => {
@@ -191,7 +191,7 @@ function wiresOf(rank, all, world, addsAfter) {
     if (launched === undefined || end === undefined) return null;
     const joined = launches.length < world ? launched : Math.round(Math.max(...launches.map((t, i) => Math.max(t, Math.min(all[i].complete, latest)))));
     const free = Math.min(Math.max(launched, ...range(b).map(e => arrived(e) || 0)), end);
-    return { launched, begin: Math.min(Math.max(joined, free), end), end };
+    return { free, begin: Math.min(Math.max(joined, free), end), end };
   });
 }
 

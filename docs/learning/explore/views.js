@@ -341,7 +341,7 @@ function drawOwn() {
   const k = Number(part("own", ".place").value), { t, code: kind, subject, param, says } = own.moments[k], svg = part("own", ".lanes"), T = ns => (ns - own.zero) / 1e9;
   const lanes = own.typical.flatMap(rank => [
     { label: `rank ${rank.rank}`, height: 20, bars: rank.spans.map(x => ({ begin: T(x.begin), end: T(x.end), kind: x.activity, text: ["forward", "backward"].includes(x.activity) ? x.activity : "" })), ticks: Object.values(rank.at.PARAM_READY || {}).map(T) },
-    { label: "sends", height: 18, bars: rank.wires.flatMap((w, b) => !w ? [] : [{ begin: T(w.launched), end: T(w.begin), kind: "waits" }, ...halves(T(w.begin), T(w.end), T(rank.complete), b)].filter(x => x.end > x.begin)) }]);
+    { label: "sends", height: 18, bars: rank.wires.flatMap((w, b) => !w ? [] : [{ begin: T(w.free), end: T(w.begin), kind: "waits" }, ...halves(T(w.begin), T(w.end), T(rank.complete), b)].filter(x => x.end > x.begin)) }]);
   drawLanes(svg, lanes, Math.max(...own.typical.map(r => T(r.end))), t);
   at("says").innerHTML = `<b>${(1e3 * t).toFixed(2)} ms</b> ${esc(says)}`;
   const past = own.moments.slice(0, k + 1), had = (code, subject) => past.some(m => m.code === code && m.subject === subject), ready = new Set(past.filter(m => m.code === "PARAM_READY").map(m => m.param));
