@@ -201,7 +201,7 @@ def page(recording: Recording, title: str, rings: Sequence[Any] = (), *, is_own:
     error = f"{median(off):.0%} as the median and {max(off):.0%} at worst"
     parts = {
         "TITLE": html.escape(title),
-        "CHECKED": f"On {len(off)} recorded steps its error is {error}.",
+        "CHECKED": f"On {len(off)} recorded steps, each with its own times, the error is {error}.",
         "DATA": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),  # or a name could end the script
         "CSS": (FOLDER / "page.css").read_text(),
         "MODEL": (FOLDER / "model.js").read_text(),

@@ -271,7 +271,7 @@ function drawPlans() {
   runs.forEach(({ transfers, plan, end: over }, i) => drawLanes(at("plans").querySelectorAll("svg")[i], [
     { label: "backward", height: 18, bars: [...order.map((p, k) => ({ begin: k * each, end: (k + 1) * each, kind: "on-layer", fill: colour(p) })), ...(over > end ? [{ begin: end, end: over, kind: "blocked" }] : [])] },
     { label: "link", height: 18, bars: transfers.flatMap(({ begin, end: to }, b) => halves(begin, to, end, b)) },
-  ], 30e-3, null, i === 2));
+  ], 32e-3, null, i === 2));
   showCode(part("plan", ".code"), "rebuild");
 }
 function setUses(order) { uses = order; drawPlans(); }
