@@ -5,6 +5,9 @@ const esc = text => String(text).replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};
 const ms = s => s < 1e-9 ? "0 ms" : s < 1e-3 ? `${(1e6 * s).toFixed(0)} µs` : s < 1 ? `${(1e3 * s).toFixed(s < 0.1 ? 1 : 0)} ms` : `${s.toFixed(2)} s`;
 const size = n => n < 1024 ? `${n} B` : n < MIB ? `${+(n / 1024).toPrecision(3)} KiB` : n < 1024 * MIB ? `${+(n / MIB).toPrecision(3)} MiB` : `${(n / 1024 / MIB).toFixed(2)} GiB`;
 const hue = (k, n) => `hsl(${Math.round(360 * k / n + 15)} 62% 62%)`;
+const many = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+const el = (name, attributes, inner = "") =>
+  `<${name} ${Object.entries(attributes).map(([key, value]) => `${key}="${value}"`).join(" ")}>${inner}</${name}>`;
 const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
 
 // ------------------------------------------------------------------ lanes: bars over time, in any picture
@@ -20,8 +23,10 @@ function drawLanes(svg, lanes, until, cursor = null, axis = true) {
   let y = 2, out = HATCHES;
   const height = sum(lanes.map(l => l.height + 4)) + (axis ? 20 : 2);
   const unit = 10 ** Math.floor(Math.log10(until)), every = [0.2, 0.5, 1, 2, 5].map(k => k * unit).find(k => (x(k) - LEFT) >= 70) || until;
-  if (axis) for (let t = 0; t < until; t += every)
-    out += `<line class="grid" x1="${x(t)}" x2="${x(t)}" y1="0" y2="${height - 16}"/>${x(t) < width - 48 ? `<text x="${x(t) + 2}" y="${height - 4}">${t ? ms(t).replace(".0 ", " ") : "0"}</text>` : ""}`;
+  if (axis) for (let t = 0; t < until; t += every) {
+    out += el("line", { class: "grid", x1: x(t), x2: x(t), y1: 0, y2: height - 16 });
+    if (x(t) < width - 48) out += el("text", { x: x(t) + 2, y: height - 4 }, t ? ms(t).replace(".0 ", " ") : "0");
+  }
   for (const { label, height: h, bars, ticks = [] } of lanes) {
     out += `<text x="0" y="${y + h / 2 + 4}">${esc(label)}</text><rect class="ground" x="${LEFT}" y="${y}" width="${width - LEFT - RIGHT}" height="${h}"/>`;
     for (const { begin, end, kind, text = "", fill } of bars) {
@@ -121,7 +126,8 @@ function changed(name) {
 
 function makeControls() {
   const form = part("step", ".controls");
-  form.innerHTML = `<select name="preset" aria-label="settings"><option value="" hidden>a recording</option>${Object.keys(data.presets).map(name => `<option>${esc(name)}</option>`).join("")}</select>`;
+  form.innerHTML = `<select name="preset" aria-label="settings"><option value="" hidden>a recording</option>
+    ${Object.keys(data.presets).map(name => `<option>${esc(name)}</option>`).join("")}</select>`;
   for (const [group, controls] of Object.entries(CONTROLS)) {
     const set = document.createElement("fieldset");
     set.innerHTML = group === "buckets" ? "" : `<legend>${group}</legend>`;
@@ -196,8 +202,10 @@ function drawStep() {
   if (step.length > until || step.length < 0.45 * until) until = 1.3 * step.length;
   moment = clamp(moment ?? moments.findIndex(m => m.code === "BUCKET_LAUNCHED"), 0, moments.length - 1);
   const { t, code, says } = moments[moment], ideal = step.computed + step.job.copy, taken = wallOf(step, step.backward) - step.backward;
-  part("step", ".figures").innerHTML = `<span>step <b>${ms(step.length)}</b></span><span class="red">exposed <b>${ms(step.exposed)}</b>${taken > 1e-9 ? `, ${ms(taken)} of it by a slower backward` : ""}</span>
-    <span>efficiency <b>${Math.round(100 * ideal / step.length)}%</b></span><span>${step.plan.length} bucket${step.plan.length > 1 ? "s" : ""} of ${size(sum(step.job.sizes))}</span>`;
+  const slowed = taken > 1e-9 ? `, ${ms(taken)} of it by a slower backward` : "";
+  part("step", ".figures").innerHTML = `<span>step <b>${ms(step.length)}</b></span>
+    <span class="red">exposed <b>${ms(step.exposed)}</b>${slowed}</span><span>efficiency <b>${Math.round(100 * ideal / step.length)}%</b></span>
+    <span>${many(step.plan.length, "bucket")} of ${size(sum(step.job.sizes))}</span>`;
   drawLanes(svg, lanes, until, t);
   svg.setAttribute("aria-valuetext", `${ms(t)}: ${says}`);
   part("step", ".says").innerHTML = `<b>${ms(t)}</b> ${esc(says)}`;
@@ -213,8 +221,13 @@ function drawBest() {
   const caps = range((high - low) * 4 + 1).map(k => 2 ** (low + k / 4)), all = caps.map(exposed), top = 1.05 * Math.max(...all, 1e-9);
   const y = value => 8 + (1 - value / top) * (height - 36), step = now();
   if (s.capMib !== null) tried.set(s.capMib, step.exposed);
-  let out = [0, 0.5, 1].map(k => `<line class="grid" x1="46" x2="${width}" y1="${y(k * top / 1.05)}" y2="${y(k * top / 1.05)}"/><text x="0" y="${y(k * top / 1.05) + 4}">${k ? ms(k * top / 1.05) : "0"}</text>`).join("");
-  out += (width < 500 ? [1 / 16, 1, 5, 25, 128, 1024] : [1 / 16, 1 / 4, 1, 5, 25, 128, 1024]).map(cap => `<text x="${x(cap)}" y="${height - 6}" text-anchor="${cap < 0.1 ? "start" : cap > 999 ? "end" : "middle"}">${size(cap * MIB).replace(".00 ", " ")}</text>`).join("");
+  let out = "";
+  for (const value of [0, top / 2.1, top / 1.05])
+    out += el("line", { class: "grid", x1: 46, x2: width, y1: y(value), y2: y(value) }) + el("text", { x: 0, y: y(value) + 4 }, value ? ms(value) : "0");
+  for (const cap of [1 / 16, ...(width < 500 ? [] : [1 / 4]), 1, 5, 25, 128, 1024]) {
+    const anchor = cap < 0.1 ? "start" : cap > 999 ? "end" : "middle";
+    out += el("text", { x: x(cap), y: height - 6, "text-anchor": anchor }, size(cap * MIB).replace(".00 ", " "));
+  }
   const least = all.findLastIndex(value => value < Math.min(...all) + 1e-9);
   if (shown) out += `<polyline class="curve" points="${caps.map((cap, i) => `${x(cap)},${y(all[i])}`).join(" ")}"/><circle class="least" cx="${x(caps[least])}" cy="${y(all[least])}" r="8"/>`;
   for (const [cap, value] of tried) out += `<circle class="dot" cx="${x(cap)}" cy="${y(value)}" r="4.5"/>`;
@@ -227,7 +240,7 @@ function drawBest() {
   if (shown) {
     const plan = planBuckets(step.sizes, step.ready, step.link, step.backward, K.halvings), found = now({ plan }), last = found.messages.at(-1);
     best = `The best of equal sizes is ${size(caps[least] * MIB)}: ${ms(all[least])}. bucket_cap_mb="auto" sizes the last bucket by itself, since nothing hides it: ` +
-      `${plan.length} bucket${plan.length > 1 ? "s" : ""}, the last of ${size(last.nbytes)}: ${ms(found.exposed)}.`;
+      `${many(plan.length, "bucket")}, the last of ${size(last.nbytes)}: ${ms(found.exposed)}.`;
   }
   at("found").textContent = here + best;
   svg.setAttribute("aria-valuetext", here);
@@ -243,7 +256,7 @@ let rung = "bucketed";
 function drawRungs() {
   const steps = Object.keys(RUNGS).map(name => [name, stepOf(s, K, name)]), longest = Math.max(...steps.map(([, step]) => step.length));
   at("ladder").innerHTML = steps.map(([name, step]) => `<button class="rung" data-rung="${name}" aria-pressed="${name === rung}"><span class="figures"><b>${name}</b>
-    <span>step ${ms(step.length)}</span><span class="red">exposed ${ms(step.exposed)}</span><span>${step.plan.length || "no"} message${step.plan.length === 1 ? "" : "s"}${name === "no wrapper" ? ": each rank trains a model of its own" : ""}</span></span><svg></svg></button>`).join("");
+    <span>step ${ms(step.length)}</span><span class="red">exposed ${ms(step.exposed)}</span><span>${step.plan.length ? many(step.plan.length, "message") : "no messages: each rank trains a model of its own"}</span></span><svg></svg></button>`).join("");
   steps.forEach(([name, step], i) => {
     const kept = s.ranks, lanes = lanesOf(step).lanes, svg = at("ladder").querySelectorAll("svg")[i];
     drawLanes(svg, [{ ...lanes[kept - 1], label: "rank", height: 16 }, { ...(lanes[kept] || { bars: [] }), label: "link", height: 16, ticks: [] }], longest, null, false);
@@ -258,14 +271,17 @@ const LAYERS = [..."ABCDEFG", "embed"], MIBS = [2, 2, 4, 2, 1, 2, 6, 6], p4 = { 
 let uses = [7, ...range(7)];
 function drawPlans() {
   const sizes = MIBS.map(mib => mib * MIB), each = 2e-3, link = { latency: 3e-4, rate: 2e9, taken: 0 }, colour = p => hue(p, 8);
-  const chip = (p, tag = "span") => `<${tag} class="chip" data-layer="${p}" style="background:${colour(p)}"${tag === "button" ? ` aria-label="${LAYERS[p]}: use it one place earlier"` : ""}>${LAYERS[p]} ${MIBS[p]}</${tag}>`;
+  const chip = (p, tag = "span", label = {}) => el(tag, { class: "chip", "data-layer": p, style: `background:${colour(p)}`, ...label }, `${LAYERS[p]} ${MIBS[p]}`);
   const order = [...uses].reverse(), ready = range(8).map(p => each * (order.indexOf(p) + 1)), caps = [Math.floor(p4.cap * MIB)], end = each * 8;
   const guess = fill(sizes, range(8), caps).map(bucket => [...bucket]).reverse();
   const plans = { "First step: one bucket for all, since the order is only a guess": [[range(8)], "plan_from_registration"],
     "With find_unused_parameters, in every step: registration order, reversed": [guess, "plan_from_registration"],
     "From the second step: rebuilt in the order of readiness": [fill(sizes, order, caps), "plan_from_readiness"] };
-  const runs = Object.entries(plans).map(([title, [plan]]) => { const messages = messagesOf(plan, sizes, ready); return { title, plan, transfers: simulate(messages, link), end: predicted(messages, link, end) }; });
-  at("uses").innerHTML = uses.map(p => chip(p, "button")).join("");
+  const runs = Object.entries(plans).map(([title, [plan]]) => {
+    const messages = messagesOf(plan, sizes, ready);
+    return { title, plan, transfers: simulate(messages, link), end: predicted(messages, link, end) };
+  });
+  at("uses").innerHTML = uses.map(p => chip(p, "button", { "aria-label": `${LAYERS[p]}: use it one place earlier` })).join("");
   at("plans").innerHTML = runs.map(({ title, plan, end: over }) => `<div class="one-plan"><p class="figures"><span>${title}</span><span class="red">exposed <b>${ms(over - end)}</b></span></p>
     <div>${plan.map((bucket, b) => `<span class="box">${b} ${bucket.map(p => chip(p)).join("")}</span>`).join("")}</div><svg></svg></div>`).join("");
   runs.forEach(({ transfers, plan, end: over }, i) => drawLanes(at("plans").querySelectorAll("svg")[i], [
@@ -295,10 +311,16 @@ function drawReduce() {
   const k = clamp(Number(bar.value), 0, last), step = run.steps[k], arrived = new Set(step.transfers.map(([, to, chunk]) => `${to} ${chunk}`));
   const senders = new Set(step.transfers.map(t => t[0])).size;
   at("algorithms").innerHTML = Object.keys(data.collectives).map(name => `<button data-algorithm="${name}" aria-pressed="${name === p5.algorithm}">${name}</button>`).join("");
-  part("reduce", ".says").textContent = k === 0 ? `Before: every rank has only its own gradient, in ${run.chunks} chunk${run.chunks > 1 ? "s" : ""}.` : p5.algorithm === "shared memory" ? `Step ${k} of ${last}: ${step.phase}.`
-    : `Step ${k} of ${last}, ${step.phase}: ${senders} rank${senders > 1 ? "s send" : " sends"} at the same time; the receiver ${RECEIVES[step.phase]} (framed).`;
-  at("ranks").innerHTML = step.masks.map((chunks, rank) => `<div class="buffer"><span>rank ${rank}</span>${chunks.map((mask, c) => `<div class="chunk${arrived.has(`${rank} ${c}`) ? " to" : ""}" title="rank ${rank}, chunk ${c}: ranks ${range(p5.n).filter(r => mask >> r & 1).join(", ")}">
-    ${range(p5.n).map(r => `<i${mask >> r & 1 ? ` style="background:${hue(r, p5.n)}"` : ""}></i>`).join("")}</div>`).join("")}</div>`).join("");
+  part("reduce", ".says").textContent = k === 0 ? `Before: every rank has only its own gradient, in ${many(run.chunks, "chunk")}.`
+    : p5.algorithm === "shared memory" ? `Step ${k} of ${last}: ${step.phase}.`
+    : `Step ${k} of ${last}, ${step.phase}: ${many(senders, "rank")} ${senders > 1 ? "send" : "sends"}, and the receiver ${RECEIVES[step.phase]} (framed).`;
+  const chunkOf = (mask, rank, chunk) => {
+    const within = range(p5.n).map(r => mask >> r & 1), stripes = within.map((has, r) => el("i", has ? { style: `background:${hue(r, p5.n)}` } : {}));
+    const title = `rank ${rank}, chunk ${chunk}: the gradients of ranks ${range(p5.n).filter(r => within[r]).join(", ")}`;
+    return el("div", { class: arrived.has(`${rank} ${chunk}`) ? "chunk to" : "chunk", title }, stripes.join(""));
+  };
+  at("ranks").innerHTML = step.masks.map((chunks, rank) =>
+    el("div", { class: "buffer" }, `<span>rank ${rank}</span>${chunks.map((mask, c) => chunkOf(mask, rank, c)).join("")}`)).join("");
   const hop = { latency: s.latencyUs / 1e6, rate: s.rate * 1e9 }, takes = one => sum(one.steps.slice(1).map(st => seconds(hop, st.most * p5.mib * MIB / one.chunks)));
   at("costs").textContent = p5.algorithm === "shared memory" ? "No byte is sent: the buffers lie in memory that all ranks of a host can reach, and the ranks synchronise twice, before and after."
     : `${last} latencies, and the busiest rank sends ${run.sent.toFixed(2)} times its buffer. With ${size(p5.mib * MIB)} and the link of part 1: ` +
@@ -329,13 +351,14 @@ function load(recording, rings = []) {
   part("own", ".place").value = 0;
   const link = read.hop && allReduce(read.world, read.hop);
   at("use").disabled = !link;
-  at("recorded").innerHTML = `<span>${esc(read.title || "a recorded step")}, ${read.world} rank${read.world > 1 ? "s" : ""}</span><span>recorded <b>${ms(read.measured)}</b></span>` + (link
+  at("recorded").innerHTML = `<span>${esc(read.title || "a recorded step")}, ${many(read.world, "rank")}</span><span>recorded <b>${ms(read.measured)}</b></span>` + (link
     ? `<span>by the model <b>${ms(stepOf({ ...s, ...settingsOf(read) }, K, "bucketed", read.plan).length)}</b></span><span>link: ${ms(link.latency)} + ${+(link.rate / 1e9).toPrecision(2)} GB/s</span>`
     : "<span>no message between two ranks was seen to arrive, so there is no model of the link</span>");
   drawOwn();
 }
 
-const settingsOf = read => ({ job: read.job, plan: read.plan, capMib: null, ranks: read.world, rate: read.hop.rate / 1e9, latencyUs: 1e6 * read.hop.latency, slow: 1, accumulate: 1, taken: 0, wireBytes: 4 });
+const settingsOf = ({ job, plan, world, hop }) =>
+  ({ job, plan, capMib: null, ranks: world, rate: hop.rate / 1e9, latencyUs: 1e6 * hop.latency, slow: 1, accumulate: 1, taken: 0, wireBytes: 4 });
 
 function drawOwn() {
   const k = Number(part("own", ".place").value), { t, code: kind, subject, param, says } = own.moments[k], svg = part("own", ".lanes"), T = ns => (ns - own.zero) / 1e9;
@@ -344,7 +367,8 @@ function drawOwn() {
     { label: "sends", height: 18, bars: rank.wires.flatMap((w, b) => !w ? [] : [{ begin: T(w.free), end: T(w.begin), kind: "waits" }, ...halves(T(w.begin), T(w.end), T(rank.complete), b)].filter(x => x.end > x.begin)) }]);
   drawLanes(svg, lanes, Math.max(...own.typical.map(r => T(r.end))), t);
   at("says").innerHTML = `<b>${(1e3 * t).toFixed(2)} ms</b> ${esc(says)}`;
-  const past = own.moments.slice(0, k + 1), had = (code, subject) => past.some(m => m.code === code && m.subject === subject), ready = new Set(past.filter(m => m.code === "PARAM_READY").map(m => m.param));
+  const past = own.moments.slice(0, k + 1), ready = new Set(past.filter(m => m.code === "PARAM_READY").map(m => m.param));
+  const had = (code, subject) => past.some(m => m.code === code && m.subject === subject);
   at("buckets").innerHTML = own.plan.map((bucket, b) => `<div class="bucket${had("BUCKET_LAUNCHED", b) ? " launched" : ""}${had("BUCKET_UNPACKED", b) ? " unpacked" : ""}${kind !== "PARAM_READY" && kind.startsWith("B") && subject === b ? " acts" : ""}">
     <b>bucket ${b}, ${size(sum(bucket.map(p => own.job.sizes[p])))}: ${bucket.filter(p => ready.has(p)).length} of ${bucket.length}</b>
     ${bucket.map(p => `<div class="gradient${ready.has(p) ? " ready" : ""}${kind === "PARAM_READY" && param === p ? " acts" : ""}">${esc(own.job.names[p])}</div>`).join("")}</div>`).join("");
@@ -358,7 +382,9 @@ function showRing(ring) {
   at("ring").hidden = !ring;
   if (!ring) return;
   at("element").textContent = ring.element;
-  at("about").textContent = `The first and the last row were recorded. Those between are computed from the first, as a ring of ${ring.rows[0].values.length} adds it; the element is in chunk ${ring.chunk}. What has just arrived is marked. Another algorithm may add in another order, which can change the last digit.`;
+  at("about").textContent = `The first and the last row were recorded. Those between are computed from the first, as a ring of ` +
+    `${ring.rows[0].values.length} adds it; the element is in chunk ${ring.chunk}. What has just arrived is marked. ` +
+    `Another algorithm may add in another order, which can change the last digit.`;
   part("ring", "table").innerHTML = `<tr><th>step</th>${ring.rows[0].values.map((_, rank) => `<th>rank ${rank}</th>`).join("")}</tr>` +
     ring.rows.map(({ step, values, to }) => `<tr><th>${esc(step)}</th>${values.map((v, rank) => `<td${rank === to ? ' class="to"' : ""}>${v.toPrecision(7)}</td>`).join("")}</tr>`).join("");
 }
