@@ -28,8 +28,13 @@ from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.tools.xray.result import Result
 from minddp.tools.xray.sources import Source
 from minddp.tools.xray.xray import XRay
-from reference.interface import DataParallel
-from reference.ladder import rungs
+
+try:
+    from reference.interface import DataParallel
+    from reference.ladder import rungs
+except ImportError:  # in a wheel: see setup.py
+    from minddp.reference.interface import DataParallel  # type: ignore[no-redef]
+    from minddp.reference.ladder import rungs  # type: ignore[no-redef]
 
 MIB = 2**20
 

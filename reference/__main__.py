@@ -2,7 +2,7 @@
 
 import tyro
 
-from reference.ladder import main
+from .ladder import main
 
 if __name__ == "__main__":
     tyro.cli(main)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from torch import nn
 from torch.autograd import Variable
 
-from reference.bucketed import Bucketed
+from .bucketed import Bucketed
 
 
 class Automatic(Bucketed):

@@ -37,8 +37,8 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference.flat import pack, unpack
-from reference.interface import DataParallel
+from .flat import pack, unpack
+from .interface import DataParallel
 
 MIB = 2**20
 

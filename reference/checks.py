@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from reference import oracle
-from reference.interface import gradient
+from . import oracle
+from .interface import gradient
 
 COLLECTIVES = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "barrier"),

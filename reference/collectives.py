@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from reference.ring import Plan, Step, Transfer, carry_out, digits, ring, show
+from .ring import Plan, Step, Transfer, carry_out, digits, ring, show
 
 
 def tree(n: int) -> Plan:

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from reference.sharding import OptimizerOf
-from reference.wire import Log
+from .sharding import OptimizerOf
+from .wire import Log
 
 
 class DataParallelInOneProcess(nn.Module):

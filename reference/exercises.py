@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tyro
 
-from reference.ladder import RUNGS, rungs
+from .ladder import RUNGS, rungs
 
 
 def without_bodies(source: str) -> str:
@@ -40,9 +40,11 @@ def main(folder: tyro.conf.Positional[Path]) -> None:
         path = folder / f"{number}_{rung}.py"
         if path.exists():
             raise SystemExit(f"{path} exists. Nothing is overwritten: choose an empty folder.")
-        path.write_text(without_bodies(source := Path(__file__).with_name(f"{rung}.py").read_text()))
+        source = Path(__file__).with_name(f"{rung}.py").read_text()
+        path.write_text(without_bodies(source.replace("\nfrom .", f"\nfrom {__package__}.")))
         *_, rung_class = (node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-        print(f"python -m {'reference.grade' if rung in rungs(0) else 'reference --yours'} {path}:{rung_class}")
+        program = f"{__package__}.grade" if rung in rungs(0) else f"{__package__} --yours"
+        print(f"python -m {program} {path}:{rung_class}")
 
 
 if __name__ == "__main__":

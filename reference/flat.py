@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from reference.interface import DataParallel, gradient
+from .interface import DataParallel, gradient
 
 
 class Flat(DataParallel):

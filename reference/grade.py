@@ -14,8 +14,8 @@ from typing import NamedTuple
 import tyro
 from rich.console import Console
 
-from reference.checks import FURTHER, REQUIRED, Fault, join_watched
-from reference.ranks import RankFailure, Ranks
+from .checks import FURTHER, REQUIRED, Fault, join_watched
+from .ranks import RankFailure, Ranks
 
 MOST_HANGS = 2
 

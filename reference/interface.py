@@ -33,7 +33,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from reference.wire import Wire
+from .wire import Wire
 
 
 class DataParallel(nn.Module, ABC):

@@ -20,21 +20,21 @@ from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor, nn
 
-from reference import oracle
-from reference.automatic import Automatic
-from reference.bucketed import MIB, Bucketed
-from reference.checks import load
-from reference.data_parallel import DataParallelInOneProcess
-from reference.flat import Flat
-from reference.grade import fault_of
-from reference.interface import DataParallel
-from reference.naive import Naive
-from reference.overlapped import Overlapped
-from reference.ranks import RankFailure, Ranks
-from reference.sharding import Held, OptimizerOf, Training, held
-from reference.zero1 import Zero1
-from reference.zero2 import Zero2
-from reference.zero3 import Zero3
+from . import oracle
+from .automatic import Automatic
+from .bucketed import MIB, Bucketed
+from .checks import load
+from .data_parallel import DataParallelInOneProcess
+from .flat import Flat
+from .grade import fault_of
+from .interface import DataParallel
+from .naive import Naive
+from .overlapped import Overlapped
+from .ranks import RankFailure, Ranks
+from .sharding import Held, OptimizerOf, Training, held
+from .zero1 import Zero1
+from .zero2 import Zero2
+from .zero3 import Zero3
 
 Rung = Callable[[nn.Module], DataParallel]
 

@@ -18,7 +18,7 @@ What the next rung improves: the P latencies become one (`flat.py`).
 
 from __future__ import annotations
 
-from reference.interface import DataParallel, gradient
+from .interface import DataParallel, gradient
 
 
 class Naive(DataParallel):
@@ -28,5 +28,6 @@ class Naive(DataParallel):
         self.require_every_gradient(
             arrived={name for name, param in self.trainable.items() if param.grad is not None}
         )
-        for name, param in self.trainable.items():  # registration order: the same on every rank
+        # Registration order: the same on every rank.
+        for name, param in self.trainable.items():
             self.wire.average(gradient(param), label=name).wait()

@@ -30,7 +30,7 @@ from functools import partial
 import torch.distributed as dist
 from torch import nn
 
-from reference.interface import DataParallel, gradient
+from .interface import DataParallel, gradient
 
 
 class Overlapped(DataParallel):

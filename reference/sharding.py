@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from reference.interface import gradient
-from reference.wire import Log, Wire
+from .interface import gradient
+from .wire import Log, Wire
 
 OptimizerOf = Callable[[list[nn.Parameter]], Optimizer]
 

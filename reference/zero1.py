@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from reference.bucketed import MIB, Bucket, Bucketed
-from reference.sharding import OptimizerOf, Shards
+from .bucketed import MIB, Bucket, Bucketed
+from .sharding import OptimizerOf, Shards
 
 
 class Zero1(Bucketed):

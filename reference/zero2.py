@@ -21,8 +21,8 @@ What the next rung improves: the parameters, which are still whole on every rank
 
 from __future__ import annotations
 
-from reference.bucketed import Bucket
-from reference.zero1 import Zero1
+from .bucketed import Bucket
+from .zero1 import Zero1
 
 
 class Zero2(Zero1):

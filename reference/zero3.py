@@ -32,9 +32,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from reference.interface import DataParallel
-from reference.sharding import OptimizerOf, Shards
-from reference.wire import Wire
+from .interface import DataParallel
+from .sharding import OptimizerOf, Shards
+from .wire import Wire
 
 
 class Layer(Shards):

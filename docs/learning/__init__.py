@@ -14,7 +14,8 @@
 | `collectives.py` | when which all-reduce is the fastest |
 | `traps.py` | what goes wrong if a mechanism is left out |
 | `bits.py` | where the last bits of a gradient come from |
-| `own_run.py` | a page that steps through a backward of your own; `own_values.py` runs its ranks |
+| `explore/` | the page to try things out, `explore.html` |
+| `own_run.py` | the same page for a backward of your own; `own_values.py` runs its ranks |
 | `provenance.py` | gradients that record where they come from: proofs, and the classic bugs |
 | `recorded.py` | recorded steps: made, kept, read, and compared with the claims of the pages |
 | `quotes.py` | what the pages quote, filled in by cog |

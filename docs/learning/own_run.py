@@ -3,106 +3,38 @@
     python -m docs.learning.own_run page.html script.py ARGS
 
 This runs the script on two ranks with minddp, and records one step by X-ray, with the values of its buckets before
-and after the all-reduce (`own_values.py`). Each moment has a picture of the buckets, the line of minddp that acts,
-and a sentence; while a bucket travels, the steps of a ring with the numbers of one of its elements.
+and after the all-reduce (`own_values.py`). It is the page of `explore/`, which begins with this recording. Each
+moment has both ranks, the buckets on their way, and the line of minddp that acts; while a bucket travels, also the
+steps of a ring with the numbers of one of its elements. The other parts of the page can take over the model.
 """
 
 from __future__ import annotations
 
 import argparse
-import html
-import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from docs.learning import explore
 from docs.learning.own_values import Values, values_in
-from docs.learning.quotes import ROOT, source_of
 from docs.learning.recorded import typical_step_of
-from minddp.core.events import EventKind
 from minddp.core.plan import BucketPlan, BucketSpec
-from minddp.tools.xray import words
-from minddp.tools.xray.recording import RankRecording
 from minddp.tools.xray.result import Result, load
 from reference.ring import ring_all_reduce
 
-PAGE = Path(__file__).with_name("own_run.html")
-FILE = "minddp/core/backward_pass.py"
 
-#: The function that acts, and a part of its line, for each kind of event that the page shows.
-ACTS = {
-    EventKind.PARAM_READY: ("BackwardPass.mark_ready", "ready_order.append"),
-    EventKind.BUCKET_READY: ("BackwardPass._pack_group", ".pack("),
-    EventKind.BUCKET_LAUNCHED: ("BackwardPass._launch", ".launch("),
-    EventKind.BUCKET_COMPLETED: ("BackwardPass._launch", "EventKind.BUCKET_COMPLETED"),
-    EventKind.BUCKET_WAITED: ("BackwardPass.wait_and_unpack", ".result()"),
-    EventKind.BUCKET_UNPACKED: ("BackwardPass.wait_and_unpack", "bucket.unpack("),
-}
-
-
-def page_of(result: Result, values: Sequence[Values] = (), rank: int = 0) -> str:
-    """The typical step of a recording, as `rank` saw it; `values` are those of all ranks in this step."""
+def page_of(result: Result, values: Sequence[Values] = ()) -> str:
+    """The page of the typical step of a recording; `values` are those of all ranks in this step."""
     recording = typical_step_of(result.recording)
-    seen = next((one for one in recording.ranks if one.rank == rank), None)
-    if seen is None:
-        raise ValueError(f"Rank {rank} is not in the recording. There are {[one.rank for one in recording.ranks]}.")
-    plan = seen.plan
-    title = f"{recording.title or 'a recorded step'}, rank {rank} of {seen.world_size}"
-    data = {
-        "buckets": [
-            {"size": words.size(bucket.nbytes), "params": [slot.param for slot in bucket.slots]}
-            for bucket in plan.buckets
-        ],
-        "params": [param.name for param in plan.params],
-        "moments": list(moments(seen, plan)),
-        "code": {kind.name: code_of(kind) for kind in ACTS},
-        "rings": [ring_of(bucket, plan, values) for bucket in plan.buckets],
-    }
-    text = json.dumps(data).replace("<", "\\u003c")  # or a name could end the script that holds it
-    return PAGE.read_text().replace("{{TITLE}}", html.escape(title)).replace("{{DATA}}", text)
-
-
-def moments(seen: RankRecording, plan: BucketPlan) -> Iterator[dict[str, Any]]:
-    for t_ns, kind, subject in seen.events:
-        if kind in ACTS:
-            yield {
-                "ms": round(t_ns / 1e6, 3),
-                "kind": kind.name,
-                "subject": subject,
-                "says": says(kind, subject, plan),
-            }
-
-
-def says(kind: EventKind, subject: int, plan: BucketPlan) -> str:
-    if kind is EventKind.PARAM_READY:
-        return f"The gradient of {plan.params[subject].name} is complete."
-    return {
-        EventKind.BUCKET_READY: f"Bucket {subject} is full: all of its gradients are packed into it.",
-        EventKind.BUCKET_LAUNCHED: f"The all-reduce of bucket {subject} begins, and backward goes on.",
-        EventKind.BUCKET_COMPLETED: f"Bucket {subject} holds the averages. Nothing has waited for that yet.",
-        EventKind.BUCKET_WAITED: f"The wait for bucket {subject} is over.",
-        EventKind.BUCKET_UNPACKED: f"The averages of bucket {subject} are in .grad, for the optimizer.",
-    }[kind]
-
-
-def code_of(kind: EventKind) -> dict[str, Any]:
-    """The function, and the number of its line that acts.
-
-    Raises:
-        LookupError: the source has changed.
-    """
-    function, part = ACTS[kind]
-    lines = source_of(ROOT / FILE, function).splitlines()
-    acting = [number for number, line in enumerate(lines) if part in line]
-    if not acting:
-        raise LookupError(f"{FILE}: `{function}` has no line with `{part}`.")
-    return {"where": f"{FILE}: {function}", "lines": lines, "acts": acting[0]}
+    title = f"{recording.title or 'A recorded step'}, step by step"
+    rings = [ring_of(bucket, recording.ranks[0].plan, values) for bucket in recording.ranks[0].plan.buckets]
+    return explore.page(recording, title, rings, is_own=True)
 
 
 def ring_of(bucket: BucketSpec, plan: BucketPlan, values: Sequence[Values]) -> dict[str, Any] | None:

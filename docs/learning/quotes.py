@@ -43,7 +43,10 @@ def run_cog(*options: str) -> int:
 
 
 def fill() -> int:
-    """Renew what all pages quote."""
+    """Renew what all pages quote, the one to explore too."""
+    from docs.learning import explore  # which quotes by this module
+
+    explore.PAGE.write_text(explore.build(), encoding="utf-8")
     return run_cog("-r", *map(str, pages()))
 
 

@@ -255,7 +255,7 @@ def times_on_the_wire(step: RecordedStep) -> tuple[float, float]:
 
 def table() -> str:
     """All recorded steps side by side, as means over the ranks."""
-    shown = {"forward": (Activity.FORWARD,), "backward": (Activity.BACKWARD,), "stand still": (Activity.EXPOSED,)}
+    shown = {"forward": (Activity.FORWARD,), "backward": (Activity.BACKWARD,), "blocked": (Activity.EXPOSED,)}
     rest = tuple(a for a in Activity if all(a not in activities for activities in shown.values()))
     rows = [f"{'milliseconds':12}" + "".join(f"{part:>13}" for part in (*shown, "rest", "a step", "hidden"))]
     for name, step in steps().items():

@@ -1,4 +1,4 @@
-"""`minddp bench`: run the benchmarks that are installed beside this package or in its repository."""
+"""`minddp bench`: run the benchmarks, of the repository or as they are installed with the package (setup.py)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+PACKAGE = Path(__file__).resolve().parents[1]
 # Like `python -m benchmarks`, but a folder "benchmarks" in the current directory does not take precedence.
 PROGRAM = "import sys; sys.path.append(sys.path.pop(0)); from benchmarks.__main__ import main; main(sys.argv[1:])"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `python -m benchmarks` and return its status."""
-    path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
+    installed = PACKAGE / "beside"
+    place = installed if installed.is_dir() else PACKAGE.parent
+    path = os.pathsep.join(filter(None, [str(place), str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments], env={**os.environ, "PYTHONPATH": path}, check=False
     ).returncode

@@ -23,3 +23,10 @@ def test_the_notebook_runs() -> None:
     assert any("naive       6 messages, 0 of them in backward" in output for output in outputs), outputs
     assert any("ValueError: rank 1 has no data" in output for output in outputs)
     assert any("--- rank 0: " in output for output in outputs)
+    assert any("srcdoc" in output and "exposed communication" in output.lower() for output in outputs)
+
+
+def test_the_file_for_services_has_the_same_cells() -> None:
+    text, file = jupytext.read(NOTEBOOK), jupytext.read(NOTEBOOK.with_suffix(".ipynb"))
+    cells = [[(cell.cell_type, cell.source) for cell in one.cells] for one in (text, file)]
+    assert cells[0] == cells[1], f"run jupytext --to ipynb {NOTEBOOK}"

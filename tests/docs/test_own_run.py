@@ -32,24 +32,6 @@ def data_of(page: str) -> dict[str, Any]:
     return json.loads(found[1])
 
 
-def test_every_gradient_arrives_and_every_bucket_is_launched_after_it_is_full():
-    data = data_of(own_run.page_of(minddp_result()))
-    order = [(moment["kind"], moment["subject"]) for moment in data["moments"]]
-    assert len([kind for kind, _ in order if kind == "PARAM_READY"]) == len(data["params"]) == 10
-    for index, bucket in enumerate(data["buckets"]):
-        last = max(order.index(("PARAM_READY", param)) for param in bucket["params"])
-        stages = [order.index((kind, index)) for kind in ("BUCKET_READY", "BUCKET_LAUNCHED", "BUCKET_WAITED")]
-        in_order = [last, *stages, order.index(("BUCKET_UNPACKED", index))]
-        assert in_order == sorted(in_order)
-
-
-@pytest.mark.parametrize("kind", own_run.ACTS, ids=lambda kind: kind.name)
-def test_the_line_that_acts_is_in_the_source(kind):
-    code = own_run.code_of(kind)
-    assert own_run.ACTS[kind][1] in code["lines"][code["acts"]]
-    assert "\n".join(line.strip() for line in code["lines"]).startswith("def ")
-
-
 def values_of(ranks: int, buckets: int = 4) -> list[Values]:
     """As if recorded: the largest element of each bucket is the third of its first gradient."""
     made = []
@@ -82,11 +64,6 @@ def test_the_ring_begins_with_what_was_recorded_and_ends_with_the_average(ranks)
     assert [row["to"] for row in rows[1:-1]] == [(ring["chunk"] + 1 + s) % ranks for s in range(2 * (ranks - 1))]
 
 
-def test_a_rank_that_was_not_recorded_is_an_error():
-    with pytest.raises(ValueError, match=r"Rank 5 is not in the recording. There are \[0, 1\]"):
-        own_run.page_of(minddp_result(), rank=5)
-
-
 SCRIPT = """
 import torch
 import torch.distributed as dist
@@ -108,7 +85,7 @@ def test_the_command_runs_a_script_and_its_numbers_are_those_of_the_run(tmp_path
     script, page = tmp_path / "script.py", tmp_path / "page.html"
     script.write_text(SCRIPT)
     own_run.main(["--step", "3", str(page), str(script)])
-    assert "<title>script.py, rank 0 of 2</title>" in page.read_text()
+    assert "<title>script.py, step by step</title>" in page.read_text()
     [ring] = data_of(page.read_text())["rings"]
     first, *steps, last = [row["values"] for row in ring["rows"]]
     assert first[0] != first[1]
@@ -155,22 +132,47 @@ def made_up() -> Result:
 
 @pytest.mark.slow
 def test_a_reader_steps_through_with_buttons_keys_and_slider(opened):
-    data = data_of(own_run.page_of(minddp_result()))
-    says = [moment["says"] for moment in data["moments"]]
-    assert opened.inner_text("#says") == says[0]
+    events = minddp_result().recording.ranks[0].events
+    gradients = sum(event.kind.name == "PARAM_READY" for event in events)
+    said = lambda: opened.inner_text("#says").partition(" ms ")[2]  # noqa: E731
+    assert opened.evaluate("document.querySelector('main').firstElementChild.id") == "own"
+    assert said() == "Forward computes. Nothing travels."
     opened.click("#next")
-    assert opened.inner_text("#says") == says[1]
-    opened.focus("#next")
+    assert said() == "Backward begins, from the last layer."
+    opened.focus("#own .lanes")
     opened.keyboard.press("ArrowRight")
-    assert opened.inner_text("#says") == says[2]
+    assert said() == "The gradient of head.bias is ready. Its hook only counts."
+    assert "ready_order.append" in opened.inner_text("#own .code .acts")
     opened.keyboard.press("ArrowLeft")
     opened.click("#back")
     opened.click("#back")  # not before the first
-    assert opened.inner_text("#says") == says[0]
-    opened.fill("#place", str(len(says) - 1))
-    assert opened.inner_text("#says") == says[-1]
-    assert opened.locator(".bucket.unpacked").count() == len(data["buckets"])
-    assert opened.locator(".gradient.ready").count() == len(data["params"])
+    assert said() == "Forward computes. Nothing travels."
+    opened.keyboard.press("End")
+    opened.eval_on_selector("#place", "node => { node.value = node.max; node.oninput(); }")
+    assert said().startswith("The averages of bucket 3 go into .grad")
+    assert opened.locator(".bucket.unpacked").count() == 4
+    assert opened.locator(".gradient.ready").count() == gradients == 10
+    assert opened.locator("#own .lanes text", has_text="rank 1").count() == 1
+    assert opened.locator("#own .lanes .on").all_text_contents() == ["0", "1", "2", "3"] * 2
+    assert opened.inner_text("#element").endswith("[2]")
+    assert opened.locator("#ring tr").count() == 1 + 4
+
+
+def queued() -> Result:
+    """Bucket 1 is launched while bucket 0 travels."""
+    return Result(recording([Rank(), Rank(late_ms=2)], layout([[30], [60]])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opened", [(queued, {})], indirect=True)
+def test_a_bucket_that_queues_is_not_drawn_over_the_one_that_travels(opened):
+    bars = opened.locator("#own .lanes rect").evaluate_all(
+        """all => all.filter(bar => /moves|waits/.test(bar.className.baseVal))
+          .map(bar => ["x", "y", "width"].map(name => Number(bar.getAttribute(name))))"""
+    )
+    assert len(bars) >= 4
+    for x, y, width in bars:
+        assert all(other[0] <= x or other[0] >= x + width for other in bars if other[1] == y)
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ class LateRank(NamedTuple):
     def __str__(self) -> str:
         late, most = f"{self.late_ns / 1e6:.1f} ms", f"{max(self.phases_ns) / 1e6:.1f} ms"
         return (
-            f"Rank {self.rank} is late: {late} in each step, {most} of it {self.phase}; the others wait for it, "
+            f"Rank {self.rank} is late: {late} in each step, {most} of it {self.phase}. The others wait for it: "
             f"{self.share:.0%} of a step."
         )
 

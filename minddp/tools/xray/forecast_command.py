@@ -20,6 +20,7 @@ from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.forecast.planner import plan_buckets
 from minddp.tools.forecast.ring import all_reduce, hop_of
 from minddp.tools.forecast.step_model import Job
+from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.result import load
 
 GBIT = 1e9 / 8
@@ -89,14 +90,22 @@ def job_of(gradients: Sequence[tuple[int, float]], alone_s: float, backward_s: f
 
 
 def recorded(path: Path) -> tuple[Job, Link]:
+    """`job_of_recording` of a file.
+
+    Raises:
+        ValueError: see there.
+    """
+    return job_of_recording(load(path).analysis)
+
+
+def job_of_recording(analysis: Analysis) -> tuple[Job, Link]:
     """The median job of the recorded steps, and a hop, as if messages went round a ring.
 
     Raises:
         ValueError: no step was recorded, no message was seen to complete, or there was one rank.
     """
-    analysis = load(path).analysis
     if analysis.costs is None:
-        raise ValueError(f"{path} has no step in which a message was seen to complete.")
+        raise ValueError("The recording has no step in which a message was seen to complete.")
     ranks = [rank for step in analysis.alike for rank in step.ranks]
     alone_s = median(sum(span.length_ns for span in rank.busy) for rank in ranks) / 1e9
     backward_s = median(rank.backward.length_ns for rank in ranks) / 1e9

@@ -160,5 +160,5 @@ def test_an_even_fleet_is_late_in_no_two_windows(ranks: int, noise: float, pause
 def test_a_sentence() -> None:
     late = LateRank(2, 18.31 * MS, (17.9 * MS, 0, 0.4 * MS, 0, 0), 0.314)
     assert str(late) == (
-        "Rank 2 is late: 18.3 ms in each step, 17.9 ms of it between steps; the others wait for it, 31% of a step."
+        "Rank 2 is late: 18.3 ms in each step, 17.9 ms of it between steps. The others wait for it: 31% of a step."
     )

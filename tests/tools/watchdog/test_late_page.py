@@ -11,7 +11,7 @@ SHOWN = blocks(PAGE.read_text())
 
 
 def test_the_sentence_names_the_late_rank() -> None:
-    pattern = r"```text\nRank 2 is late: 4\d\.\d ms in each step, 4\d\.\d ms of it between steps; .*\n```\n"
+    pattern = r"```text\nRank 2 is late: 4\d\.\d ms in each step, 4\d\.\d ms of it between steps\. .*\n```\n"
     assert re.fullmatch(pattern, SHOWN['played("between")'])
 
 

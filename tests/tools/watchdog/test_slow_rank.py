@@ -138,7 +138,7 @@ def test_a_late_rank_is_found_at_the_end_of_each_window() -> None:
     (finding,) = compared(check, WARM_UP_STEPS + 9, 1, LATE)
     assert finding.ranks == (1,)
     assert finding.step == WARM_UP_STEPS + 9
-    assert finding.text.startswith("Rank 1 is late: 8.0 ms in each step, 8.0 ms of it in forward; the others wait")
+    assert finding.text.startswith("Rank 1 is late: 8.0 ms in each step, 8.0 ms of it in forward. The others wait")
     assert f" Measured in steps {WARM_UP_STEPS} to {finding.step}. " in finding.text
     assert compared(check, 20, 10, {}) == []
     (finding,) = compared(check, 30, 10, LATE)
