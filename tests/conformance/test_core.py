@@ -49,5 +49,5 @@ def test_the_backend_passes_a_sample_of_the_tests_of_collectives() -> None:
         "test_barrier_timeout_group",
         "test_all_gather_group",
         "test_all_reduce_group_sum",
-    }  # see docs/backend.md
+    }
     assert set(failed) <= known, failed
