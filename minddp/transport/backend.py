@@ -10,8 +10,10 @@ import datetime
 import logging
 import secrets
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -29,6 +31,7 @@ from minddp.transport.shared_memory.rendezvous import CannotConnect
 
 NAME = "minddp"
 CPU = torch.device("cpu")
+NOT_BEFORE_A_BARRIER = ("send", "recv", "recv_anysource", "monitored_barrier")  # which gloo's does not wait for
 #: Tensors of the caller that are written: each as a flat tensor, which may be a copy, and as it is.
 Outputs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 _log = logging.getLogger(__name__)
@@ -75,6 +78,9 @@ class SharedWork(dist.Work):
             raise RuntimeError(f"Timed out after {limit_s:g} s of waiting for {self._collective.call}.")
         if self._event_has_ended is not None:
             self._event_has_ended.wait(GRACE_S)
+        if self._future is not None:  # it has its value before its callbacks run
+            with suppress(RuntimeError):
+                torch.futures.Future.wait(self._future)
         if self._collective.error is not None:
             raise RuntimeError(self._collective.error)
         return True
@@ -105,6 +111,38 @@ class SharedWork(dist.Work):
             self._future = future
             self._host.call_when_done(self._collective, lambda c: _complete(future, c, self._result))
         return self._future
+
+
+class SeveralWorks(dist.Work):
+    """Collectives that were called together."""
+
+    def __init__(self, works: Sequence[dist.Work]):
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Any:
+        return next(filter(None, (work.exception() for work in self._works)), None)
+
+    def result(self) -> list[torch.Tensor]:
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        all_done = torch.futures.collect_all([work.get_future() for work in self._works])
+        return all_done.then(lambda _: self.result())
 
 
 class SharedFuture(torch.futures.Future[Any]):
@@ -153,7 +191,8 @@ def _by_gloo(name: str) -> Any:
     """Torch's own method would pass the call on by its dispatcher, in which an all-to-all has hung."""
 
     def call(self: SharedMemoryGroup, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._gloo, name)(*args, **kwargs)
+        work = getattr(self._gloo, name)(*args, **kwargs)
+        return work if name in NOT_BEFORE_A_BARRIER else self._keep(work)
 
     return call
 
@@ -166,6 +205,7 @@ class SharedMemoryGroup(_Base):
         self._gloo = gloo
         self._host = host
         self._num_lanes = num_lanes
+        self._gloo_works: weakref.WeakSet[dist.Work] = weakref.WeakSet()  # a barrier waits for those in flight
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # which torch 2.15 asks for its name
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
 
@@ -200,7 +240,7 @@ class SharedMemoryGroup(_Base):
         tensors, opts = _listed(tensors), _options(c10d.AllreduceOptions, opts, timeout)
         tensor = tensors[0]
         if len(tensors) != 1 or opts.reduceOp != dist.ReduceOp.SUM or not self._shares(tensor):
-            return self._gloo.allreduce(tensors, opts)
+            return self._keep(self._gloo.allreduce(tensors, opts))
         flat, layout = _in_memory_order(tensor)
         call = Call(Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), layout)
         outputs = [(flat, tensor)]
@@ -214,7 +254,7 @@ class SharedMemoryGroup(_Base):
         opts = _options(c10d.AllreduceCoalescedOptions, opts)
         if len(tensors) == 1:
             return self.allreduce(tensors, opts)
-        return self._gloo.allreduce_coalesced(tensors, opts)
+        return self._keep(self._gloo.allreduce_coalesced(tensors, opts))
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None) -> dist.Work:
         tensors = _listed(tensors)
@@ -224,8 +264,8 @@ class SharedMemoryGroup(_Base):
             opts.timeout = timeout or opts.timeout
         else:
             opts = _options(c10d.BroadcastOptions, opts)
-        if len(tensors) != 1 or not self._shares_all(tensors[0]):
-            return self._gloo.broadcast(tensors, opts)
+        if len(tensors) != 1 or not self._shares_all(tensors[0]) or not 0 <= opts.rootRank < self.size():
+            return self._keep(self._gloo.broadcast(tensors, opts))
         tensor, source = tensors[0], opts.rootRank
         flat, is_source = _flat(tensor), self.rank() == source
         call = Call(Kind.BROADCAST, tensor.dtype, tensor.numel(), source)
@@ -238,8 +278,8 @@ class SharedMemoryGroup(_Base):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         opts = _options(c10d.AllgatherOptions, opts, timeout)
-        if len(inputs) != 1 or not self._fit(inputs[0], outputs[0]):
-            return self._gloo.allgather(outputs, inputs, opts)
+        if len(inputs) != 1 or len(outputs[0]) != self.size() or not self._fit(inputs[0], outputs[0]):
+            return self._keep(self._gloo.allgather(outputs, inputs, opts))
         flat = [(_flat(output), output) for output in outputs[0]]
         return self._gather(flat, [part for part, _ in flat], inputs[0], opts, outputs[0])
 
@@ -247,16 +287,14 @@ class SharedMemoryGroup(_Base):
         opts = _options(c10d.AllgatherOptions, opts)
         fits = self._shares_all(output) and output.numel() == input.numel() * self.size()
         if not fits or not self._fit(input, [input]) or output.dtype != input.dtype:
-            return self._gloo._allgather_base(output, input, opts)
+            return self._keep(self._gloo._allgather_base(output, input, opts))
         flat = _flat(output)
         return self._gather([(flat, output)], flat.chunk(self.size()), input, opts, [output])
 
     all_gather_single = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        if len(inputs) == 1:
-            return self._allgather_base(outputs[0], inputs[0], opts)
-        return self._gloo.allgather_into_tensor_coalesced(outputs, inputs, _options(c10d.AllgatherOptions, opts))
+        return SeveralWorks([self._allgather_base(*each, opts) for each in zip(outputs, inputs, strict=True)])
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
@@ -264,7 +302,7 @@ class SharedMemoryGroup(_Base):
         opts = _options(c10d.ReduceScatterOptions, opts)
         fits = self._shares_all(output) and self._shares(input) and input.numel() == output.numel() * self.size()
         if not fits or output.dtype != input.dtype or opts.reduceOp != dist.ReduceOp.SUM:
-            return self._gloo._reduce_scatter_base(output, input, opts)
+            return self._keep(self._gloo._reduce_scatter_base(output, input, opts))
         if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
             input = input.clone()  # it is read while the output is written
         call = Call(Kind.REDUCE_SCATTER, input.dtype, input.numel())
@@ -275,18 +313,18 @@ class SharedMemoryGroup(_Base):
     reduce_scatter_single = _reduce_scatter_base
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        if len(inputs) == 1:
-            return self._reduce_scatter_base(outputs[0], inputs[0], opts)
-        return self._gloo.reduce_scatter_tensor_coalesced(
-            outputs, inputs, _options(c10d.ReduceScatterOptions, opts)
-        )
+        return SeveralWorks([self._reduce_scatter_base(*each, opts) for each in zip(outputs, inputs, strict=True)])
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def barrier(self, opts: Any = None, timeout: datetime.timedelta | None = None) -> dist.Work:
+        """As gloo's: first all that this rank has called before is done. For gloo's own works it blocks."""
         opts = _options(c10d.BarrierOptions, opts, timeout)
         if not self.shares_memory or self._num_lanes:
             return self._gloo.barrier(opts)
+        for work in list(self._gloo_works):
+            if not work.is_completed():
+                work.wait()
         return self._launch(collectives.barrier, Call(Kind.BARRIER, torch.uint8, 0), opts, [], [], None)
 
     # ------------------------------------------------------------------ by gloo
@@ -327,7 +365,7 @@ class SharedMemoryGroup(_Base):
             limit_s=limit_s if limit_s > 0 else time_limit_s(self._gloo),
             in_place=in_place,
             is_waited_for=not opts.asyncOp,
-            is_inference=any(tensor.is_inference() for _, tensor in outputs),
+            is_inference=any(tensor.is_inference() for pair in outputs for tensor in pair),
         )
         return SharedWork(host, collective, result)
 
@@ -340,6 +378,11 @@ class SharedMemoryGroup(_Base):
         return self._launch(
             collectives.all_gather, call, opts, result, outputs, flat, flat, parts, in_place=in_place
         )
+
+    def _keep(self, work: dist.Work) -> dist.Work:
+        """Gloo's, for the next barrier."""
+        self._gloo_works.add(work)
+        return work
 
     def _shares(self, tensor: torch.Tensor) -> bool:
         """Equal on every rank, since it depends only on properties that any collective requires to be equal."""
@@ -430,7 +473,8 @@ def _in_memory_order(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     """All elements in the order in which gloo adds them, and a checksum of the strides: 0 if contiguous."""
     if tensor.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
         return _flat(tensor), 0
-    return tensor.detach().as_strided((tensor.numel(),), (1,)), 1 + zlib.crc32(str(tensor.stride()).encode())
+    strides = [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    return tensor.detach().as_strided((tensor.numel(),), (1,)), 1 + zlib.crc32(str(strides).encode())
 
 
 def _is_view(flat: torch.Tensor, tensor: torch.Tensor) -> bool:

@@ -9,8 +9,9 @@ polls it yields its core (`sched_yield`) to gloo's own threads. MPI libraries wa
 A rank does not spin for large messages: they keep gloo's threads busy, and polling takes time from them. It does
 not spin where the host, or a container's quota, has fewer cores than ranks: a waiting rank must leave its core to a
 computing one. It stops as soon as its core is preempted: it would get the core back only after a time slice of some
-milliseconds, whereas a thread that sleeps is scheduled as soon as it wakes. It does not spin in shared
-memory: that made no step 3% shorter.
+milliseconds, whereas a thread that sleeps is scheduled as soon as it wakes.
+
+In shared memory a rank polls the counters of the others in the same way.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,10 +23,11 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from minddp.transport import backend
 from minddp.transport.backend import SharedMemoryGroup
+from minddp.transport.shared_memory import control_block
 from minddp.transport.shared_memory.collectives import SMALL_BYTES
 from minddp.transport.shared_memory.control_block import DTYPES
 from tests.ranks import RankFailure, on_ranks
-from tests.transport.places import footprint, mortal_ranks, random_values
+from tests.transport.places import footprint, mortal_ranks, pretended_host, random_values
 
 on_two_to_four = on_ranks(lambda world_size, **_: world_size)
 two_to_four = pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -413,11 +415,108 @@ def test_a_late_rank_is_named(rank: int) -> None:
 def test_strides_that_differ_between_ranks_are_an_error(rank: int) -> None:
     """Gloo adds elements at the same place in memory, which are others."""
     with group_of() as group:
+        flat = torch.ones(6)
+        dist.all_reduce(
+            flat.as_strided((1, 3, 2), (6, 1, 3) if rank else (1, 1, 3)), group=group
+        )
+        assert flat.tolist() == [2] * 6
         tensor = torch.ones(3, 2) if rank == 0 else torch.ones(2, 3).t()
         with pytest.raises(
             RuntimeError, match=r"6 elements of torch.float32, but rank 1 .* that are not contiguous"
         ):
             dist.all_reduce(tensor, group=group)
+
+
+@on_ranks(4)
+def test_hosts_add_chunks_of_one_collective(rank: int) -> None:
+    """Though a collective is seen to have begun only after a later one of the same size."""
+    with pretended_host("aabb"[rank]), group_of() as group:
+        all_reach, draw = control_block.Counter.all_reach, random.Random(rank)
+
+        def look_late(self: control_block.Counter, number: int) -> bool:
+            has_reached = all_reach(self, number)
+            if not has_reached and rank < 2 and draw.random() < 0.5:
+                time.sleep(draw.random() * 0.003)  # another process has the core
+            return has_reached
+
+        with mock.patch.object(control_block.Counter, "all_reach", look_late):
+            for _ in range(40):
+                tensors = [torch.full((1000,), 10.0**i) for i in range(4)]
+                for work in [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]:
+                    work.wait()
+                assert all(tensor.eq(4 * 10.0**i).all() for i, tensor in enumerate(tensors))
+
+
+@on_ranks(2)
+def test_a_barrier_comes_after_all_earlier_collectives(rank: int) -> None:
+    with group_of() as group:
+        for _ in range(30):
+            ones, ranks = torch.ones(2_000_000), torch.full((1_000_000,), float(rank))
+            works = [
+                dist.all_reduce(ones, group=group, async_op=True),
+                dist.all_reduce(ranks, ReduceOp.MAX, group=group, async_op=True),
+            ]
+            dist.barrier(group=group)
+            assert ones.eq(2).all()
+            assert ranks.eq(1).all()
+            del works
+
+
+@on_ranks(2)
+def test_a_future_has_its_value_after_a_wait(rank: int) -> None:
+    """Also one that the callback of another waits for, when both are done at once."""
+    with group_of() as group:
+        for _ in range(60):
+            works = [dist.all_reduce(torch.ones(10), group=group, async_op=True) for _ in range(2)]
+            first, second = (work.get_future() for work in works)
+            chained = first.then(lambda _, other=second: other.wait()[0].sum().item())
+            works[1].wait()
+            assert second.value()[0].sum() == 20
+            assert chained.wait() == 20
+
+
+@on_ranks(2)
+def test_several_tensors_at_once(rank: int) -> None:
+    def coalesced(group: Any) -> list[torch.Tensor]:
+        found = []
+        for numels in ([3], [2, 1000, 7]):
+            inputs = [random_values(rank, 2 * numel, torch.float32, numel) for numel in numels]
+            gathered, scattered = [torch.empty(4 * n) for n in numels], [torch.empty(n) for n in numels]
+            with dist._coalescing_manager(group):
+                for output, each in zip(gathered, inputs, strict=True):
+                    dist.all_gather_into_tensor(output, each, group)
+            with dist._coalescing_manager(group, async_ops=True) as works:
+                for output, each in zip(scattered, inputs, strict=True):
+                    dist.reduce_scatter_tensor(output, each, group=group)
+            works.wait()
+            found += [*gathered, *scattered]
+        return found
+
+    with group_of() as group:
+        theirs, ours = coalesced(dist.group.WORLD), coalesced(group)
+        assert len(ours) == 8
+        assert all(map(torch.equal, theirs, ours))
+        outputs = [[torch.empty(2), torch.empty(3)] for _ in range(2)]
+        dist.all_gather_coalesced(outputs, [torch.ones(2), torch.ones(3)], group)
+        assert outputs[1][1].tolist() == [1, 1, 1]
+        with pytest.raises((RuntimeError, ValueError)):
+            dist.all_gather([torch.empty(2)] * 3, torch.ones(2), group)
+        dist.barrier(group=group)
+
+
+@on_ranks(2)
+def test_a_copy_in_inference_mode_is_written_by_any_thread(rank: int) -> None:
+    with group_of() as group:
+        with torch.inference_mode():
+            tensor = torch.ones(10, 4)[:, :2]
+        normal = torch.ones(10, 4)[:, :2]
+        with torch.inference_mode():
+            works = [dist.all_reduce(each, group=group, async_op=True) for each in (tensor, normal)]
+            time.sleep(0.1)  # the progress thread is faster
+            for work in works:
+                work.wait()
+        assert tensor.eq(2).all()
+        assert normal.eq(2).all()
 
 
 @on_ranks(2)

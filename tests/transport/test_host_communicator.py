@@ -334,12 +334,46 @@ def test_nothing_is_read_that_a_failed_rank_may_have_overwritten(
     ranks = start(2, limit_s=0.5)
     works = [rank.launch() for rank in ranks]
     words = "Rank 1 has begun all_reduce 0 and not finished it within 0.5 s"
-    with ranks[1].host._turn._lock:
+    with ranks[1].host._turn:
         with pytest.raises(RuntimeError, match=words):
             works[0].wait()
         ranks[0].tensor.fill_(100)
     with pytest.raises(RuntimeError, match=words):
         works[1].wait()
+
+
+def test_nothing_is_read_that_a_rank_may_have_overwritten_since_it_left(start: Start) -> None:
+    ranks = start(2)
+    work = ranks[0].launch()
+    ranks[0].leave()
+    with pytest.raises(RuntimeError, match="was destroyed"):
+        work.wait()
+    ranks[0].tensor.fill_(100)
+    with pytest.raises(RuntimeError, match="Rank 0 has left before"):
+        ranks[1].launch().wait()
+
+
+def test_a_thread_that_waits_learns_of_a_failure_in_another(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = start(2, limit_s=60.0)
+    work, errors = ranks[0].launch(), []
+
+    def wait() -> None:
+        with pytest.raises(RuntimeError) as error:
+            work.wait()
+        errors.append(str(error.value))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    monkeypatch.setattr(segments, "create", lambda _: _no_memory())
+    with pytest.raises(RuntimeError, match="no room"):
+        ranks[0].all_reduce(torch.ones(10))
+    thread.join(5)
+    assert "no room" in errors[0]
+
+
+def _no_memory() -> int:
+    raise OSError(12, "Cannot allocate memory")
 
 
 def test_memory_that_cannot_be_mapped_is_an_error_on_every_rank(
@@ -403,8 +437,10 @@ def test_a_copy_is_not_used_again_before_its_result_has_been_copied_back(start: 
     first = [torch.full((100_000,), rank + 1.0) for rank in range(2)]
     works = [rank.all_reduce(tensor) for rank, tensor in zip(ranks, first, strict=True)]
     works[1].wait()
-    with ranks[0].host._turn._lock:  # the thread of rank 0 has not got so far
-        works.append(ranks[0].all_reduce(torch.zeros(100_000)))
+    with ranks[0].host._turn:  # the thread of rank 0 has not got so far
+        thread = threading.Thread(target=lambda: works.append(ranks[0].all_reduce(torch.zeros(100_000))))
+        thread.start()
+        thread.join(10)
     works.append(ranks[1].all_reduce(torch.zeros(100_000)))
     for work in works:
         work.wait()

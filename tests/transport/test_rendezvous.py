@@ -62,16 +62,28 @@ def test_only_linux_on_x86_will_do(monkeypatch: pytest.MonkeyPatch, other: str) 
     )
 
 
-def test_what_one_rank_cannot_do_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    create, calls = segments.create, []
+@pytest.mark.parametrize("what", ["memory", "a listener"])
+def test_what_one_rank_cannot_do_stops_all(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    create, bind, calls = segments.create, socket.socket.bind, []
 
-    def create_once(nbytes: int) -> int:
-        calls.append(nbytes)
+    def fail_once() -> None:
+        calls.append(what)
         if len(calls) == 1:
             raise OSError(1, "Operation not permitted")
+
+    class Socket(socket.socket):
+        def bind(self, address: Any) -> None:
+            fail_once()
+            bind(self, address)
+
+    def create_once(nbytes: int) -> int:
+        fail_once()
         return create(nbytes)
 
-    monkeypatch.setattr(segments, "create", create_once)
+    if what == "memory":
+        monkeypatch.setattr(segments, "create", create_once)
+    else:
+        monkeypatch.setattr(rendezvous.socket, "socket", Socket)
     before, group = num_descriptors(), ThreadGroup(3)
     outcomes = on_threads(3, lambda rank: outcome(group, rank))
     assert len(set(outcomes)) == 1

@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `minddp run`, `exec` and `xray`."""
     ours = parser.add_argument_group("minddp")
     ours.add_argument("--on-cpu", action="store_true", help="run a script for CUDA and NCCL on the CPU and gloo")
-    ours.add_argument("--backend", choices=["minddp"], help="instead of gloo, shared memory: docs/backend.md")
+    ours.add_argument("--backend", choices=["minddp"], help="shared memory for groups that ask for gloo")
     ours.add_argument("--native", action="store_true", help="with torch's own DDP, for comparison")
     ours.add_argument("--xray", "--out", type=Path, metavar="DIR", help="record some steps, with a report in DIR")
     # In the first steps, buckets are rebuilt and caches are cold.

@@ -5,7 +5,7 @@
 | what does a rank do in each collective? | `collectives.py` |
 | in which order is a sum added? | `addition_order.py` |
 | how do ranks tell each other how far they are? | `control_block.py` |
-| how do they sleep, pass memory on, and notice that one has died? | `peers.py` |
+| how do they sleep, pass memory on, and notice that one has died? | `peer_sockets.py` |
 | which thread does the work, and when? | `host_communicator.py` |
 | what is shared memory? | `segments.py` |
 | how do ranks find each other? | `rendezvous.py` |

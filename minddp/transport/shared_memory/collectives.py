@@ -43,12 +43,11 @@ from minddp.transport.shared_memory.addition_order import (
     pieces,
     sum_in_order,
 )
-from minddp.transport.shared_memory.control_block import Counter
 
 if TYPE_CHECKING:
-    from minddp.transport.shared_memory.host_communicator import Contribution, HostCommunicator
+    from minddp.transport.shared_memory.host_communicator import Awaited, Contribution, HostCommunicator
 
-Steps = Iterator[Counter]
+Steps = Iterator["Awaited"]
 SMALL_BYTES = 64 * 1024  # up to here every rank adds everything, which saves waiting a second time
 
 
@@ -137,8 +136,9 @@ def broadcast(host: HostCommunicator, number: int, ours: Contribution, tensor: t
 
 
 def barrier(host: HostCommunicator, number: int, ours: Contribution) -> Steps:
-    """All ranks have called it."""
+    """All ranks have called it, and all that this rank has called before is done, as after gloo's."""
     yield host.begin(number, ours)
+    yield host.earlier(number)
     host.finish(number)
 
 

@@ -80,6 +80,20 @@ class Awaited(Protocol):
         """The ranks of this host that it waits for."""
 
 
+class Earlier:
+    """Collectives of this rank that a barrier waits for."""
+
+    def __init__(self, collectives: Sequence[Collective]):
+        self._collectives = collectives
+
+    def all_reach(self, number: int) -> bool:
+        return all(collective.has_begun and collective.waits_for is None for collective in self._collectives)
+
+    def behind(self, number: int) -> list[int]:
+        """None: if one of them cannot be done, it comes first."""
+        return []
+
+
 class Closeable(Protocol):
     """The connection to other hosts, which ends with the one to the ranks of this host."""
 
@@ -110,39 +124,6 @@ class Collective:
 
     def __str__(self) -> str:
         return f"{self.call.kind.name.lower()} {self.number}"
-
-
-class _Turn:
-    """A lock of one thread at a time, which notices that the thread has it already."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-
-    def acquire(self, timeout: float = -1) -> bool:
-        """False if another thread has it for `timeout` seconds."""
-        self.require_other_thread()
-        if not self._lock.acquire(timeout=timeout):
-            return False
-        self._owner = threading.get_ident()
-        return True
-
-    def release(self) -> None:
-        self._owner = None
-        self._lock.release()
-
-    def require_other_thread(self) -> None:
-        if self._owner == threading.get_ident():
-            raise RuntimeError(
-                "A signal handler uses a process group while it interrupts a collective of the same group, which "
-                "cannot go on before the handler returns. Let the handler set a flag, and look at it in the loop."
-            )
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class HostCommunicator:
@@ -183,8 +164,8 @@ class HostCommunicator:
         self._staging: list[tuple[Segment, Collective]] = []  # with the one that used it last
         self._theirs: dict[tuple[int, int], Segment] = {}  # by rank and number
 
-        self._launching = _Turn()
-        self._turn = _Turn()
+        self._launching = threading.RLock()
+        self._turn = threading.RLock()  # always taken by `_take_turn`
         self._urgent = threading.Event()
         thread = _ProgressThread(self, self._control, self._peers, self._urgent)
         thread.start()
@@ -216,7 +197,7 @@ class HostCommunicator:
             is_waited_for: the caller waits at once.
             is_inference: tensors of `torch.inference_mode` are written.
         """
-        self._turn.require_other_thread()
+        self._require_no_interruption()
         with self._launching:
             number = self._num_launched
             collective = Collective(number, call, limit_s)
@@ -229,23 +210,25 @@ class HostCommunicator:
                 raise
             collective.is_inference = is_inference
             collective.steps, collective.waits_for = steps(self, number, ours, *arguments), self.done
-            self._num_launched += 1
             self._in_flight[number] = collective
+            self._num_launched += 1
         # After a failure the progress thread may have ended. A later failure comes across this collective.
         has_failed = self._failure is not None
         copies = 0 if ours.is_callers else ours.tensor.nbytes
         if copies > MAX_COPY_AT_LAUNCH and not is_waited_for and not has_failed:
             self.hurry(collective)
-        elif self._turn.acquire(timeout=GRACE_S if has_failed else 0):
-            try:
+            return collective
+        finished: list[Collective] = []
+        try:
+            if self._take_turn(GRACE_S if has_failed else 0):
                 finished = self._advance(only_begin=True)
-            finally:
-                self._turn.release()
+            else:
+                self._peers.wake_self()
+        finally:
+            self._end_turn()
             _complete(finished)
             if not is_waited_for:
                 self._hand_over()
-        else:
-            self._peers.wake_self()
         return collective
 
     def hurry(self, collective: Collective) -> None:
@@ -273,20 +256,23 @@ class HostCommunicator:
         end = time.monotonic() + limit_s
         try:
             while not collective.is_done and (left_s := end - time.monotonic()) > 0:
-                if self._turn.acquire(timeout=min(left_s, self.progress_delay_s)):
-                    finished: list[Collective] = []
-                    try:
-                        finished = self._advance_within(left_s, collective)
-                    finally:
-                        self._turn.release()
-                        _complete(finished)
-            if collective.number % MESSAGES_EVERY == 0 and self._turn.acquire(timeout=0):
+                finished: list[Collective] = []
                 try:
-                    self._handle(self._peers.poll(0))
+                    if self._take_turn(min(left_s, self.progress_delay_s)):  # else another thread advances
+                        finished = self._advance_within(left_s, collective)
                 finally:
-                    self._turn.release()
+                    self._end_turn()
+                    _complete(finished)
+            if collective.number % MESSAGES_EVERY == 0:
+                try:
+                    if self._take_turn(0):
+                        self._handle(self._peers.poll(0))
+                finally:
+                    self._end_turn()
         finally:
             self._hand_over()
+        if collective.is_done:
+            _complete([collective])  # another thread may have finished it, and be busy with callbacks
         return collective.is_done
 
     # ------------------------------------------------------------------ for a collective
@@ -335,6 +321,28 @@ class HostCommunicator:
         if asleep := self._control.to_wake():
             self._peers.wake(asleep)
 
+    def earlier(self, number: int) -> Earlier:
+        """The collectives of this rank before `number` that are in flight."""
+        return Earlier([other for other in list(self._in_flight.values()) if other.number < number])
+
+    # ------------------------------------------------------------------ turns
+
+    def _take_turn(self, limit_s: float) -> bool:
+        """False if another thread has it for so long. Call `_end_turn` in a `finally`: this may be interrupted."""
+        self._require_no_interruption()
+        return self._turn.acquire(timeout=limit_s)
+
+    def _end_turn(self) -> None:
+        if self._turn._is_owned():  # type: ignore[attr-defined]
+            self._turn.release()
+
+    def _require_no_interruption(self) -> None:
+        if self._turn._is_owned() or self._launching._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(
+                "A signal handler uses a process group while it interrupts a collective of the same group, which "
+                "cannot go on before the handler returns. Let the handler set a flag, and look at it in the loop."
+            )
+
     # ------------------------------------------------------------------ for the thread whose turn it is
 
     def _advance_within(self, limit_s: float, awaited: Collective) -> list[Collective]:
@@ -368,6 +376,8 @@ class HostCommunicator:
                     finished.append(collective)
                 if not collective.has_begun:
                     break  # the later ones begin after it
+                if collective.waits_for is self.begun:
+                    only_begin = True  # those of a lane must be called in one order on all its ranks
         except PeerFailed as failure:
             self._fail(str(failure))
         except BaseException as error:  # half a result is useless, and a second attempt would add twice
@@ -381,8 +391,8 @@ class HostCommunicator:
                     collective.error = self._failure
                     finished.append(collective)
         for collective in finished:
-            del self._in_flight[collective.number]
             collective.steps, collective.is_done = None, True
+            del self._in_flight[collective.number]
         return finished
 
     def _step(self, collective: Collective, only_begin: bool) -> bool:
@@ -496,8 +506,9 @@ class HostCommunicator:
         if self._failure is None:
             self._failure = error
             self._peers.leave(error if reason_for_peers is None else reason_for_peers)
-            if reason_for_peers is None:
+            if reason_for_peers is None or self._in_flight:
                 self._control.fail_from(min(list(self._in_flight), default=self._num_launched))
+            self.wake_self()  # a thread that waits for one of them
             if self.lane is not None:
                 self.lane.close(0.0)
 
@@ -560,9 +571,9 @@ class HostCommunicator:
 
     def take_turn(self) -> float | None:
         """Advance what can be. Returns how long the thread may sleep, in milliseconds."""
-        while not self._turn.acquire(timeout=GRACE_S):
-            pass  # a thread waits for a collective, and advances all
         try:
+            while not self._take_turn(GRACE_S):
+                pass  # a thread waits for a collective, and advances all
             self._urgent.clear()
             self._handle(self._peers.poll(0))
             self._fail_if_hopeless()
@@ -570,7 +581,7 @@ class HostCommunicator:
             if any(collective.is_urgent for collective in list(self._in_flight.values())):
                 self._urgent.set()
         finally:
-            self._turn.release()
+            self._end_turn()
         if any(collective.is_urgent and collective.when_done for collective in finished):
             # Callbacks of futures may wait for another collective
             threading.Thread(target=_complete, args=(finished,), name="minddp callbacks", daemon=True).start()
@@ -580,13 +591,13 @@ class HostCommunicator:
         return self._limit_ms(FOREVER)
 
     def leave(self, error: str, reason_for_peers: str | None = None) -> None:
-        while not self._turn.acquire(timeout=GRACE_S):
-            pass  # a thread that waits notices that the sockets are closed
         try:
+            while not self._take_turn(GRACE_S):
+                pass  # a thread that waits notices that the sockets are closed
             self._fail(error, reason_for_peers)
             finished = self._advance()
         finally:
-            self._turn.release()
+            self._end_turn()
         _complete(finished)
 
 
@@ -637,6 +648,6 @@ class _ProgressThread(threading.Thread):
         if os.getpid() != self._process:  # a forked child has copies of all, but not the thread
             return
         self._peers.shut_down()
-        self._urgent.set()
-        if self is not threading.current_thread():  # the garbage collector runs in any thread
+        if self is not threading.current_thread():  # the garbage collector runs in any thread, also in this one
+            self._urgent.set()
             self.join(GRACE_S)

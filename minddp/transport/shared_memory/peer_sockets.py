@@ -7,6 +7,7 @@ arrives whole and in order, or not at all. Ranks of a host are numbered from 0 h
 from __future__ import annotations
 
 import array
+import errno
 import os
 import pickle
 import secrets
@@ -211,7 +212,9 @@ def _send(
             poll.register(connection, select.POLLOUT)
             if not poll.poll(limit_s * 1000):
                 return False
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
+                raise RuntimeError(f"The system cannot pass memory to another rank: {error}") from error
             return True
         else:
             return True

@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -78,11 +79,18 @@ def connect_ranks(
             cannot connect.
     """
     peers: dict[int, Peer] = {}
-    error, host, lane, ours = "", None, None, ranks.index(rank)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind("")  # the kernel chooses an abstract address
-        listener.listen(LISTEN_BACKLOG)
-        listeners = gather((listener.getsockname().hex(), secrets.token_hex(TOKEN_BYTES)))
+    error, host, lane, address, ours = "", None, None, None, ranks.index(rank)
+    with ExitStack() as stack:
+        try:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            listener.bind("")  # the kernel chooses an abstract address
+            listener.listen(LISTEN_BACKLOG)
+            address = (listener.getsockname().hex(), secrets.token_hex(TOKEN_BYTES))
+        except OSError as reason:
+            error = f"rank {rank} cannot share memory with the others: {reason}"
+        listeners = gather(address)
+        if None in listeners:
+            raise CannotConnect(next(filter(None, gather(error[:MAX_ERROR_CHARACTERS]))))
         addresses = {local: (bytes.fromhex(listeners[r][0]), listeners[r][1]) for local, r in enumerate(ranks)}
         try:
             connect(addresses, listener, ours, CONNECT_LIMIT_S, peers)

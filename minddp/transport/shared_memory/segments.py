@@ -52,5 +52,6 @@ def attach(descriptor: int, nbytes: int, number: int) -> Segment:
 
 
 def staging_bytes(nbytes: int) -> int:
-    """The size of a segment for a contribution of `nbytes`: a power of two, so that segments are used again."""
-    return max(MIN_STAGING_BYTES, 1 << (nbytes - 1).bit_length())
+    """The size of a segment for a contribution of `nbytes`: one of few, so that segments are used again."""
+    step = max(MIN_STAGING_BYTES, 1 << max(nbytes.bit_length() - 4, 0))  # at least 1/16 of it
+    return -(-nbytes // step) * step
