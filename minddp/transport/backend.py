@@ -12,6 +12,7 @@ import secrets
 import threading
 import weakref
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -205,6 +206,8 @@ class SharedMemoryGroup(_Base):
         self._gloo = gloo
         self._host = host
         self._num_lanes = num_lanes
+        # Torch's DDP under `join` hands a work to C++ and drops it. Without its Python object it would never be done.
+        self._small_works: deque[SharedWork] = deque(maxlen=64)
         self._gloo_works: weakref.WeakSet[dist.Work] = weakref.WeakSet()  # a barrier waits for those in flight
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # which torch 2.15 asks for its name
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
@@ -372,7 +375,10 @@ class SharedMemoryGroup(_Base):
             is_waited_for=not opts.asyncOp,
             is_inference=any(tensor.is_inference() for pair in outputs for tensor in pair),
         )
-        return SharedWork(host, collective, result)
+        work = SharedWork(host, collective, result)
+        if call.numel <= 16:
+            self._small_works.append(work)
+        return work
 
     def _gather(
         self, outputs: Outputs, parts: Sequence[torch.Tensor], tensor: torch.Tensor, opts: Any, result: Any

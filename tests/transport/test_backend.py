@@ -416,9 +416,7 @@ def test_strides_that_differ_between_ranks_are_an_error(rank: int) -> None:
     """Gloo adds elements at the same place in memory, which are others."""
     with group_of() as group:
         flat = torch.ones(6)
-        dist.all_reduce(
-            flat.as_strided((1, 3, 2), (6, 1, 3) if rank else (1, 1, 3)), group=group
-        )
+        dist.all_reduce(flat.as_strided((1, 3, 2), (6, 1, 3) if rank else (1, 1, 3)), group=group)
         assert flat.tolist() == [2] * 6
         tensor = torch.ones(3, 2) if rank == 0 else torch.ones(2, 3).t()
         with pytest.raises(
@@ -611,3 +609,15 @@ def test_groups_of_some_ranks(rank: int) -> None:
     for group in groups:
         if isinstance(group, SharedMemoryGroup):
             dist.destroy_process_group(group)
+
+
+@on_ranks(2)
+def test_torchs_join_with_uneven_inputs(rank: int) -> None:
+    """It hands a work to C++ and drops the Python object, without which nobody would complete it."""
+    with group_of() as group:
+        ddp = TorchDDP(nn.Linear(5, 5, bias=False), process_group=group)
+        with ddp.join(divide_by_initial_world_size=False):
+            for _ in range(2 + rank):
+                ddp.zero_grad()
+                ddp(torch.ones(1, 5)).sum().backward()
+                assert torch.equal(ddp.module.weight.grad, torch.ones(5, 5))
