@@ -206,7 +206,7 @@ class SharedMemoryGroup(_Base):
         self._gloo = gloo
         self._host = host
         self._num_lanes = num_lanes
-        # Torch's DDP under `join` hands a work to C++ and drops it. Without its Python object it would never be done.
+        # Torch's `join` hands a work to C++ and drops its Python object, without which it would never be done.
         self._small_works: deque[SharedWork] = deque(maxlen=64)
         self._gloo_works: weakref.WeakSet[dist.Work] = weakref.WeakSet()  # a barrier waits for those in flight
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # which torch 2.15 asks for its name
