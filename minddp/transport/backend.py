@@ -12,6 +12,7 @@ import secrets
 import threading
 import weakref
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -205,6 +206,8 @@ class SharedMemoryGroup(_Base):
         self._gloo = gloo
         self._host = host
         self._num_lanes = num_lanes
+        # Torch's `join` hands a work to C++ and drops its Python object, without which it would never be done.
+        self._small_works: deque[SharedWork] = deque(maxlen=1024)
         self._gloo_works: weakref.WeakSet[dist.Work] = weakref.WeakSet()  # a barrier waits for those in flight
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # which torch 2.15 asks for its name
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
@@ -238,9 +241,9 @@ class SharedMemoryGroup(_Base):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None) -> dist.Work:
         tensors, opts = _listed(tensors), _options(c10d.AllreduceOptions, opts, timeout)
-        tensor = tensors[0]
-        if len(tensors) != 1 or opts.reduceOp != dist.ReduceOp.SUM or not self._shares(tensor):
+        if len(tensors) != 1 or opts.reduceOp != dist.ReduceOp.SUM or not self._shares(tensors[0]):
             return self._keep(self._gloo.allreduce(tensors, opts))
+        tensor = tensors[0]
         flat, layout = _in_memory_order(tensor)
         call = Call(Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), layout)
         outputs = [(flat, tensor)]
@@ -256,15 +259,19 @@ class SharedMemoryGroup(_Base):
             return self.allreduce(tensors, opts)
         return self._keep(self._gloo.allreduce_coalesced(tensors, opts))
 
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None) -> dist.Work:
+    def broadcast(
+        self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None, *, root: int | None = None
+    ) -> dist.Work:
         tensors = _listed(tensors)
-        if isinstance(opts, int):
-            root, opts = opts, c10d.BroadcastOptions()
+        root = opts if isinstance(opts, int) else root
+        if root is not None:
+            opts = c10d.BroadcastOptions()
             opts.rootRank = root
             opts.timeout = timeout or opts.timeout
         else:
             opts = _options(c10d.BroadcastOptions, opts)
-        if len(tensors) != 1 or not self._shares_all(tensors[0]) or not 0 <= opts.rootRank < self.size():
+        has_root = 0 <= opts.rootRank < self.size() and opts.rootTensor == 0
+        if len(tensors) != 1 or not has_root or not self._shares_all(tensors[0]):
             return self._keep(self._gloo.broadcast(tensors, opts))
         tensor, source = tensors[0], opts.rootRank
         flat, is_source = _flat(tensor), self.rank() == source
@@ -278,7 +285,8 @@ class SharedMemoryGroup(_Base):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         opts = _options(c10d.AllgatherOptions, opts, timeout)
-        if len(inputs) != 1 or len(outputs[0]) != self.size() or not self._fit(inputs[0], outputs[0]):
+        fits = len(inputs) == len(outputs) == 1 and len(outputs[0]) == self.size()
+        if not fits or not self._fit(inputs[0], outputs[0]):
             return self._keep(self._gloo.allgather(outputs, inputs, opts))
         flat = [(_flat(output), output) for output in outputs[0]]
         return self._gather(flat, [part for part, _ in flat], inputs[0], opts, outputs[0])
@@ -367,7 +375,10 @@ class SharedMemoryGroup(_Base):
             is_waited_for=not opts.asyncOp,
             is_inference=any(tensor.is_inference() for pair in outputs for tensor in pair),
         )
-        return SharedWork(host, collective, result)
+        work = SharedWork(host, collective, result)
+        if call.numel <= 16:
+            self._small_works.append(work)
+        return work
 
     def _gather(
         self, outputs: Outputs, parts: Sequence[torch.Tensor], tensor: torch.Tensor, opts: Any, result: Any

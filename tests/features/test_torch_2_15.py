@@ -156,3 +156,17 @@ def test_a_backend_from_an_entry_point(ranks: Any, tmp_path: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[torch.distributed.backends]\nbrought = brought_backend:register\n")
     assert ranks(3).run(_over_a_backend_of_a_package, str(tmp_path)) == [True] * 3
+
+
+@on_ranks(2)
+@pytest.mark.skipif(
+    not hasattr(dist.Backend, "_ensure_backend_registered"), reason="this torch looks for no entry points"
+)
+def test_torch_finds_the_backend_by_its_entry_point(rank: int) -> None:
+    for name in ("MINDDP", "minddp"):
+        dist.Backend._plugins.pop(name, None)
+    if hasattr(dist.Backend, "MINDDP"):
+        del dist.Backend.MINDDP
+    group = dist.new_group(backend="minddp")
+    assert group.shares_memory
+    dist.destroy_process_group(group)

@@ -629,3 +629,15 @@ def test_groups_of_some_ranks(rank: int) -> None:
     for group in groups:
         if isinstance(group, SharedMemoryGroup):
             dist.destroy_process_group(group)
+
+
+@on_ranks(2)
+def test_torchs_join_with_uneven_inputs(rank: int) -> None:
+    """It hands a work to C++ and drops the Python object, without which nobody would complete it."""
+    with group_of() as group:
+        ddp = TorchDDP(nn.Linear(5, 5, bias=False), process_group=group)
+        with ddp.join(divide_by_initial_world_size=False):
+            for _ in range(2 + rank):
+                ddp.zero_grad()
+                ddp(torch.ones(1, 5)).sum().backward()
+                assert torch.equal(ddp.module.weight.grad, torch.ones(5, 5))

@@ -50,11 +50,11 @@ MOST_RANKS = 8
 LINES = 5  # of code above and below the one that acts
 
 _PASS = "minddp/core/backward_pass.py"
-_HOST = "minddp/transport/shared_memory/host_communicator.py"
+_SHARED = "minddp/transport/shared_memory/collectives.py"
 #: For each moment and part of the page: the file, the function that acts, and a part of its line.
 ACTS = {
     "FORWARD_BEGIN": ("minddp/ddp.py", "DistributedDataParallel._run_module", "self.module("),
-    "BACKWARD_BEGIN": ("minddp/core/reducer.py", "Reducer._open_pass", ".open("),
+    "BACKWARD_BEGIN": ("minddp/core/reducer.py", "Reducer._begin_pass", ".begin("),
     "GRADIENT_KEPT": ("minddp/core/reducer.py", "Reducer._on_hook", "GRADIENT_KEPT"),
     "PARAM_READY": (_PASS, "BackwardPass.mark_ready", "ready_order.append"),
     "BUCKET_READY": (_PASS, "BackwardPass._pack_group", ".pack("),
@@ -70,7 +70,7 @@ ACTS = {
     "rebuild": ("minddp/core/bucket_store.py", "BucketStore.rebuild_if_due", "plan_from_readiness"),
     "ring": ("reference/ring.py", "ring", "chunks ="),
     "tree": ("reference/collectives.py", "tree", "Transfer("),
-    "shared memory": (_HOST, "HostCommunicator._reduce", "all_reduce_chunk"),
+    "shared memory": (_SHARED, "all_reduce", "all_reduce_chunk"),
 }
 
 

@@ -107,3 +107,27 @@ def test_the_exit_status_is_that_of_a_shell(exitcode: int, status: int, monkeypa
         main(["run", script.__file__])
     assert stopped.value.code == status
     assert capsys.readouterr().err == "minddp run: Rank 7 has failed.\n"
+
+
+@pytest.mark.slow
+def test_a_script_that_asks_for_gloo_gets_the_backend_under_that_name(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        "import datetime, sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group(*sys.argv[1:])\n"
+        "beside = dist.new_group([0, 1])\n"
+        "ones = torch.ones(5)\n"
+        "dist.all_reduce(ones, group=beside)\n"
+        "if sys.argv[1:]:\n"
+        "    dist.monitored_barrier()\n"
+        "groups = (dist.group.WORLD, beside)\n"
+        "print(dist.get_backend(), ones[0].item(), *(getattr(group, 'shares_memory', False) for group in groups))\n"
+        "dist.destroy_process_group()\n"
+    )
+    for options, asked, expected in (
+        (["--backend", "minddp"], ["gloo"], "gloo 2.0 True True"),
+        (["--backend", "minddp"], [], "undefined 2.0 True True"),
+        ([], ["gloo"], "gloo 2.0 False False"),
+    ):
+        status, output = run(*options, "--nproc-per-node", "2", "job.py", *asked, cwd=tmp_path)
+        assert status == 0, output
+        assert output.count(expected) == 2, output
