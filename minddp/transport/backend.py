@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import logging
 import secrets
+import sys
 import threading
 import weakref
 import zlib
@@ -46,7 +47,12 @@ def register() -> None:
 
 
 def make_group(options: Any, _: object = None) -> SharedMemoryGroup:
-    """What torch calls on each rank of a new group."""
+    """What torch calls on each rank of a new group.
+
+    Raises:
+        ValueError: other devices have other backends, as in "cpu:minddp,cuda:nccl".
+    """
+    _require_cpu_alone(sys._getframe(1).f_locals.get("backend_config"))
     store, rank, size, timeout = options.store, options.group_rank, options.group_size, options.timeout
     gloo = c10d.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
     try:
@@ -55,6 +61,23 @@ def make_group(options: Any, _: object = None) -> SharedMemoryGroup:
         if rank == 0:
             _log.info("This group uses gloo alone, not shared memory: %s.", reason)
         return SharedMemoryGroup(gloo, host=None)
+
+
+def _require_cpu_alone(config: Any) -> None:
+    """Torch would drop the backends of other devices without a word: a group in Python takes the place of all.
+
+    It does not pass the configuration, so this reads it where torch makes the group.
+    """
+    others = (
+        dict(config.get_device_backend_map()) if isinstance(config, dist.distributed_c10d.BackendConfig) else {}
+    )
+    others.pop("cpu", None)
+    if others:
+        device, name = next(iter(others.items()))
+        raise ValueError(
+            f'The backend "{NAME}" is for tensors on the CPU, and torch {torch.__version__} cannot combine it with '
+            f'{name} for {device}. Pass backend="{NAME}" to a new_group of its own.'
+        )
 
 
 class SharedWork(dist.Work):

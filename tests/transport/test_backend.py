@@ -619,6 +619,15 @@ def test_many_groups_leave_nothing(rank: int) -> None:
     assert all(now <= before for before, now in zip(early, late, strict=True)), footprints
 
 
+@on_ranks(2)
+def test_a_backend_for_another_device_is_not_dropped(rank: int) -> None:
+    backend.register()
+    with pytest.raises(
+        ValueError, match=r"cannot combine it with nccl for cuda. Pass backend=.minddp. to a new_group"
+    ):
+        dist.new_group(backend="cpu:minddp,cuda:nccl")
+
+
 @on_ranks(4)
 def test_groups_of_some_ranks(rank: int) -> None:
     backend.register()
