@@ -406,7 +406,9 @@ def test_different_calls_are_an_error_that_names_both(rank: int, theirs: Callabl
 def test_a_late_rank_is_named(rank: int) -> None:
     with group_of(timeout=datetime.timedelta(seconds=0.5)) as group:
         if rank != 1:
-            with pytest.raises(RuntimeError, match=r"Rank 1 has not begun all_reduce 0 within 0\.5 s"):
+            with pytest.raises(
+                RuntimeError, match=r"Rank 1 has not begun all_reduce 0 within the timeout of 0\.5 s"
+            ):
                 dist.all_reduce(torch.ones(3), group=group)
         dist.barrier()
 
@@ -543,7 +545,9 @@ def test_a_new_time_limit(rank: int) -> None:
         dist.all_reduce(torch.ones(3), group=group)
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=0.5), group)
         if rank != 1:
-            with pytest.raises(RuntimeError, match=r"Rank 1 has not begun all_reduce 1 within 0\.5 s"):
+            with pytest.raises(
+                RuntimeError, match=r"Rank 1 has not begun all_reduce 1 within the timeout of 0\.5 s"
+            ):
                 dist.all_reduce(torch.ones(3), group=group)
         dist.barrier()
 

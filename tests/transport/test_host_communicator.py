@@ -125,7 +125,7 @@ def test_a_late_rank_is_named_when_time_is_up(start: Start) -> None:
     ranks = start(3, limit_s=0.2)
     works = [rank.launch() for rank in ranks[:2]]
     for work in works:
-        with pytest.raises(RuntimeError, match=r"Rank 2 has not begun all_reduce 0 within 0.2 s"):
+        with pytest.raises(RuntimeError, match=r"Rank 2 has not begun all_reduce 0 within the timeout of 0.2 s"):
             work.wait()
     with pytest.raises(RuntimeError, match="Rank 2 has not begun all_reduce 0"):
         ranks[0].launch().wait()
@@ -333,7 +333,7 @@ def test_nothing_is_read_that_a_failed_rank_may_have_overwritten(
     monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 0.2)
     ranks = start(2, limit_s=0.5)
     works = [rank.launch() for rank in ranks]
-    words = "Rank 1 has begun all_reduce 0 and not finished it within 0.5 s"
+    words = "Rank 1 has begun all_reduce 0 and not finished it within the timeout of 0.5 s"
     with ranks[1].host._turn:
         with pytest.raises(RuntimeError, match=words):
             works[0].wait()

@@ -479,10 +479,10 @@ class HostCommunicator:
                 f"{first.limit_s:g} s. {SAME_CALLS}"
             )
         elif first.waits_for is self.begun:
-            self._fail(f"{late} not begun {first} within {first.limit_s:g} s. {SAME_CALLS}")
+            self._fail(f"{late} not begun {first} within the timeout of {first.limit_s:g} s. {SAME_CALLS}")
         else:
             self._fail(
-                f"{late} begun {first} and not finished it within {first.limit_s:g} s: a process is stopped, "
+                f"{late} begun {first} and not finished it within the timeout of {first.limit_s:g} s: a process is stopped, "
                 f"or waits for another host."
             )
 
