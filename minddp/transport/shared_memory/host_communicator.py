@@ -482,8 +482,8 @@ class HostCommunicator:
             self._fail(f"{late} not begun {first} within the timeout of {first.limit_s:g} s. {SAME_CALLS}")
         else:
             self._fail(
-                f"{late} begun {first} and not finished it within the timeout of {first.limit_s:g} s: a process is stopped, "
-                f"or waits for another host."
+                f"{late} begun {first} and not finished it within the timeout of {first.limit_s:g} s: a process is "
+                f"stopped, or waits for another host."
             )
 
     def _reason(self, name: int, last_message: Leaving | Ended, what: str) -> str:
