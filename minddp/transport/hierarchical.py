@@ -96,6 +96,9 @@ class Crossing:
     def all_reach(self, number: int) -> bool:
         return self.future.done()
 
+    def poll(self, number: int) -> Callable[[], bool]:
+        return self.future.done
+
     def behind(self, number: int) -> list[int]:
         """The other ranks of this host: if one ends, the all-reduce cannot be done any more."""
         return [] if self.future.done() else list(self._local_ranks)

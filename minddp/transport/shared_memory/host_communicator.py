@@ -23,6 +23,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -76,6 +77,9 @@ class Awaited(Protocol):
 
     def all_reach(self, number: int) -> bool: ...
 
+    def poll(self, number: int) -> Callable[[], bool]:
+        """The same, to be called in a loop."""
+
     def behind(self, number: int) -> list[int]:
         """The ranks of this host that it waits for."""
 
@@ -88,6 +92,9 @@ class Earlier:
 
     def all_reach(self, number: int) -> bool:
         return all(collective.has_begun and collective.waits_for is None for collective in self._collectives)
+
+    def poll(self, number: int) -> Callable[[], bool]:
+        return partial(self.all_reach, number)
 
     def behind(self, number: int) -> list[int]:
         """None: if one of them cannot be done, it comes first."""
@@ -354,7 +361,9 @@ class HostCommunicator:
             left_s = end - time.monotonic()
             if left_s <= 0:
                 return []
-            self._spin_wait.spin(self._can_advance, left_s)
+            for first in list(self._in_flight.values())[:1]:
+                if first.waits_for is not None:
+                    self._spin_wait.spin(first.waits_for.poll(first.until), left_s)
             if self._can_advance():
                 continue
             self._control.set_asleep(WAITER_ASLEEP, True)
@@ -370,10 +379,14 @@ class HostCommunicator:
     def _advance(self, only_begin: bool = False) -> list[Collective]:
         """Take every step that is possible now. Returns the collectives that are done."""
         finished: list[Collective] = []
+        blocked: Awaited | None = None  # a counter reaches the numbers of those that have begun in order
         try:
             for collective in list(self._in_flight.values()):
+                if collective.has_begun and (only_begin or collective.waits_for is blocked is not None):
+                    continue
                 if self._failure is None and self._step(collective, only_begin):
                     finished.append(collective)
+                blocked = collective.waits_for
                 if not collective.has_begun:
                     break  # the later ones begin after it
                 if collective.waits_for is self.begun:
@@ -397,8 +410,6 @@ class HostCommunicator:
 
     def _step(self, collective: Collective, only_begin: bool) -> bool:
         """True if the collective is done."""
-        if only_begin and collective.has_begun:
-            return False
         while (waits_for := collective.waits_for) is not None and waits_for.all_reach(collective.until):
             if waits_for is self.begun:
                 self._require_same_call(collective.number)
@@ -413,10 +424,14 @@ class HostCommunicator:
         return collective.waits_for is None
 
     def _can_advance(self) -> bool:
+        blocked = None
         for collective in list(self._in_flight.values()):
             waits_for = collective.waits_for
+            if collective.has_begun and waits_for is blocked is not None:
+                continue
             if waits_for is None or waits_for.all_reach(collective.until):  # `None`: another thread completes it
                 return True
+            blocked = waits_for
             if not collective.has_begun:
                 break
         return False
