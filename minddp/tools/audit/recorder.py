@@ -1,12 +1,9 @@
 """Recording on one rank: a sketch of each backward's gradient, and one of what the optimizer gets.
 
-A hook of the parameter's tensor sees a backward's gradient before it is added to `.grad`, so before any wrapper or
-script averages it; it is put before hooks that the script has registered. FSDP2 computes with another tensor than the
-optimizer's, which is hooked instead. Before the first of a step, the sketch of what is left in `.grad` is taken.
-
-An optimizer's hook sees `.grad` before the step; for a step with a closure, after the closure. If steps are nested, the
-innermost counts, since a subclass may average before it calls `super().step()`. A step ends when the next backward
-begins, so that several optimizers may follow one backward.
+A hook of the parameter's tensor sees the gradient before it is added to `.grad`, so before anything averages it. With
+FSDP2 the gradient arrives in another tensor than the optimizer's. A hook of optimizers sees `.grad` before the step, or at
+the end of the step's closure; of nested steps the innermost counts, since a subclass may average before
+`super().step()`. A step ends when the next backward begins, so several optimizers may follow one backward.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
-from torch.optim.optimizer import Optimizer
+from torch.optim import Optimizer
 
 from minddp.tools.audit.loss import Loss, read_loss
 from minddp.tools.audit.sketch import NUMBERS, Sketcher
@@ -31,209 +28,166 @@ from minddp.tools.watchdog.rank_state import where_is_main_thread
 
 @dataclass
 class MicroBatch:
-    """A backward: the line of the script, its loss, the weight it should have, and [parameters, 64] sketches."""
+    """A backward: the line of the script, the loss, the weight it should have, and sketches [parameters, 64]."""
 
     line: str
     loss: Loss
-    weight: float | None
+    weight: float
     sketches: Any
 
 
-@dataclass
-class Clip:
-    """A call of `clip_grad_norm_`: the line, the factor, and how many of the step's backwards came before it."""
+class Clip(NamedTuple):
+    """A call of `clip_grad_norm_`."""
 
     line: str
     factor: float
-    after: int
 
 
 @dataclass
 class StepSketches:
-    """A step of one rank. `is_final`: the parameters that an optimizer has stepped on, whose sketches are `final`.
+    """A step of one rank: what was `left` in `.grad` before it, and `final`, of the parameters that `are_final`."""
 
-    `leftover`: what was in `.grad` before the first backward.
-    """
-
-    leftover: Any
+    left: Any
     final: Any
-    is_final: Any
+    are_final: Any
     micro_batches: list[MicroBatch] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class AuditedParam:
-    """A parameter as the optimizer has it, and the tensor in which backward's gradients arrive."""
+class AuditedParam(NamedTuple):
+    """A parameter as the optimizer has it, and the tensor in which its gradients arrive."""
 
     name: str
     param: Tensor
-    hooked: Tensor
-
-    @property
-    def is_sharded(self) -> bool:
-        return isinstance(self.param, DTensor)
+    arrives_in: Tensor
 
 
 def audited_params(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> list[AuditedParam]:
-    """The optimizers' parameters, with their names in the model if there is one; without optimizers, the model's."""
+    """The optimizers' parameters, or the model's; named as in the model."""
+    modules = [] if model is None else [it for it in model.modules() if isinstance(it, FSDPModule)]
+    groups: list[Any] = [group for it in modules for group in it._get_fsdp_state()._fsdp_param_groups]
+    sharded = [param for group in groups for param in group.fsdp_params]
+    if not all(hasattr(param, "_unsharded_param") for param in sharded):
+        raise RuntimeError("FSDP2 has not run this model yet. Let it take a step before the audit: warm_up=1.")
+    arrives_in = {id(param.sharded_param): param._unsharded_param for param in sharded}
     names = {} if model is None else {id(param): name for name, param in model.named_parameters()}
-    hooked: dict[int, Tensor] = {}
-    for module in () if model is None else model.modules():
-        if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:  # type: ignore[attr-defined]
-                for one in group.fsdp_params:
-                    if not hasattr(one, "_unsharded_param"):
-                        raise RuntimeError(
-                            "FSDP2 has not run this module yet: take a step before the audit begins."
-                        )
-                    hooked[id(one.sharded_param)] = one._unsharded_param
-    steps_on = [param for one in optimizers for group in one.param_groups for param in group["params"]]
-    params = steps_on or ([] if model is None else list(model.parameters()))
+    found = [param for one in optimizers for group in one.param_groups for param in group["params"]]
+    params = dict.fromkeys(found or ([] if model is None else model.parameters()))
     return [
-        AuditedParam(names.get(id(param), f"parameter {index}"), param, hooked.get(id(param), param))
-        for index, param in enumerate(dict.fromkeys(params))
+        AuditedParam(names.get(id(param), f"parameter {place}"), param, arrives_in.get(id(param), param))
+        for place, param in enumerate(params)
         if param.requires_grad
     ]
 
 
 class Recorder:
-    """Records from now on until `stop`; `steps` are those that are over. `weight()` gives a backward's weight."""
+    """Records until `stop`; `steps` are over. `weight()` is a backward's weight, 0 if it is that of its elements."""
 
-    def __init__(self, params: Sequence[AuditedParam], weight: Callable[[], float] | None = None):
+    def __init__(self, params: Sequence[AuditedParam], weight: Callable[[], float], on_step: Callable[[], None]):
         self.params = params
         self.steps: list[StepSketches] = []
-        self.when_step_begins: Callable[[], None] = lambda: None
-        self._weight = weight
-        self._device = params[0].param.device
-        self._index_of = {id(one.param): index for index, one in enumerate(params)}
-        # By the place of a parameter in the list and its size, which are the same on all ranks.
+        self._weight, self._on_step = weight, on_step
+        self._places = {id(one.param): place for place, one in enumerate(params)}
         self._sketchers = [Sketcher(i, one.param.numel(), one.param.device) for i, one in enumerate(params)]
-        # The step under way, and the parameters that have had a gradient in it
+        # The step under way, the parameters reached in it and in this backward, and the depth of nested backwards
         self._step: StepSketches | None = None
         self._reached: set[int] = set()
-        # The depth of nested backwards, and whether this one has reached a parameter
+        self._reached_now = False
         self._depth = 0
-        self._has_arrived = False
-        self._is_over = False
-        # What is to be undone
-        self._handles = [one.hooked.register_hook(self._hook_of(i)) for i, one in enumerate(params)]
-        for one, handle in zip(params, self._handles, strict=True):
-            hooks: Any = one.hooked._backward_hooks
-            hooks.move_to_end(handle.id, last=False)
-        self._replaced: list[tuple[Any, str, Any]] = []
-        self._replace(torch.autograd, "_engine_run_backward", self._run_backward)
-        self._replace(clip_grad, "_clip_grads_with_norm_", self._clip)
+        # What `stop` undoes
+        self._handles = [one.arrives_in.register_hook(self._hook_of(place)) for place, one in enumerate(params)]
+        for one, handle in zip(params, self._handles, strict=True):  # before hooks of the script, which may average
+            hooks: Any = one.arrives_in._backward_hooks
+            for other in [key for key in hooks if key != handle.id]:
+                hooks[other] = hooks.pop(other)
+        self._originals = [(torch.autograd, "_engine_run_backward"), (clip_grad, "_clip_grads_with_norm_")]
+        self._originals = [(owner, name, getattr(owner, name)) for owner, name in self._originals]
+        for (owner, name, original), call in zip(self._originals, (self._backward, self._clip), strict=True):
+            setattr(owner, name, functools.partial(call, original))
 
     def stop(self) -> list[StepSketches]:
-        """End the recording. Returns all whole steps, with arrays in place of tensors."""
-        self._is_over = True
+        """All whole steps, as arrays."""
         for handle in self._handles:
             handle.remove()
-        for owner, name, original in self._replaced:
+        for owner, name, original in self._originals:
             setattr(owner, name, original)
         self._close_step()
-        return [_on_host(step) for step in self.steps]
-
-    # ------------------------------------------------------------------ backward
-
-    def _replace(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        original = getattr(owner, name)
-        self._replaced.append((owner, name, original))
-        setattr(owner, name, functools.wraps(original)(functools.partial(call, original)))
-
-    def _run_backward(self, original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of torch's function behind `backward` and `autograd.grad`. A nested one is a part of the outer."""
-        self._depth += 1
-        try:
-            if self._depth == 1:
-                self._begin_micro_batch(outputs[0] if outputs else None, args[0][0] if args and args[0] else None)
-            return original(outputs, *args, **kwargs)
-        finally:
-            self._depth -= 1
-            if self._depth == 0 and self._step is not None and not self._has_arrived:
-                self._step.micro_batches.pop()  # it has reached none of our parameters
-
-    def _begin_micro_batch(self, root: Any, gradient: Any) -> None:
-        if self._step is not None and self._step.is_final.any():
-            self._close_step()
-            self.when_step_begins()
-            if self._is_over:
-                return
-        if self._step is None:
-            self._step = StepSketches(self._zeros(), self._zeros(), np.zeros(len(self.params), bool))
-            self._reached.clear()
-        self._has_arrived = False
-        weight = None if self._weight is None else float(self._weight())
-        batch = MicroBatch(where_is_main_thread(), read_loss(root, gradient), weight, self._zeros())
-        self._step.micro_batches.append(batch)
-
-    def _zeros(self) -> Tensor:
-        return torch.zeros(len(self.params), NUMBERS, dtype=torch.float64, device=self._device)
-
-    def _hook_of(self, index: int) -> Callable[[Tensor], None]:
-        param, sketch = self.params[index].param, self._sketchers[index]
-
-        def on_gradient(grad: Tensor | None) -> None:
-            if self._step is None or not self._depth or grad is None:
-                return
-            self._has_arrived = True
-            if index not in self._reached:
-                self._reached.add(index)
-                if param.grad is not None:
-                    self._step.leftover[index] = sketch(param.grad)
-            self._step.micro_batches[-1].sketches[index] += sketch(grad)
-
-        return on_gradient
-
-    # ------------------------------------------------------------------ the step
-
-    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """A hook of an optimizer's step: sketch `.grad`, or return arguments whose closure ends with that."""
-        closure = kwargs.get("closure") or next(filter(callable, args[1:]), None)
-        if closure is None:
-            return self.take_gradients(optimizer)
-
-        def closure_and_sketch() -> Any:
-            loss = closure()
-            self.take_gradients(optimizer)
-            return loss
-
-        changed = tuple(closure_and_sketch if argument is closure else argument for argument in args)
-        return changed, {**kwargs, **({"closure": closure_and_sketch} if "closure" in kwargs else {})}
-
-    def take_gradients(self, optimizer: Optimizer | None = None) -> None:
-        """Sketch the gradients that the optimizer is about to use; of all parameters, if there is no optimizer."""
-        if self._step is None:
-            return
-        scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, if the optimizer divides by it itself
-        groups = [] if optimizer is None else optimizer.param_groups
-        params = [param for group in groups for param in group["params"]] or [one.param for one in self.params]
-        for param in params:
-            if (index := self._index_of.get(id(param))) is not None and param.grad is not None:
-                sketch = self._sketchers[index](param.grad)
-                self._step.final[index] = sketch if scale is None else sketch / scale
-                self._step.is_final[index] = True
-
-    def _clip(self, original: Callable[..., Any], parameters: Any, max_norm: float, norm: Tensor, *more: Any) -> Any:
-        """In place of torch's function behind `clip_grad_norm_`."""
-        if self._step is not None:
-            norm_there: Any = norm.full_tensor() if isinstance(norm, DTensor) else norm
-            factor = min(1.0, float(max_norm) / (float(norm_there) + 1e-6))
-            self._step.clips.append(Clip(where_is_main_thread(), factor, len(self._step.micro_batches)))
-        return original(parameters, max_norm, norm, *more)
+        for holder in [holder for step in self.steps for holder in (step, *step.micro_batches)]:
+            vars(holder).update({k: v.cpu().numpy() for k, v in vars(holder).items() if isinstance(v, Tensor)})
+        return self.steps
 
     def _close_step(self) -> None:
-        if self._step is not None and self._step.is_final.any():
+        if self._step is not None and self._step.are_final.any():
             self.steps.append(self._step)
         self._step = None
 
+    def _backward(self, original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Behind `backward` and `autograd.grad`. A backward within one is a part of it."""
+        if self._depth == 0:
+            self._begin(outputs[0], args[0][0] if args and args[0] else None)
+        self._depth += 1
+        try:
+            return original(outputs, *args, **kwargs)
+        finally:
+            self._depth -= 1
+            if self._depth == 0 and self._step is not None and not self._reached_now:
+                self._step.micro_batches.pop()
 
-def _on_host(step: StepSketches) -> StepSketches:
-    batches = [
-        MicroBatch(batch.line, batch.loss, batch.weight, batch.sketches.cpu().numpy())
-        for batch in step.micro_batches
-    ]
-    return StepSketches(
-        step.leftover.cpu().numpy(), step.final.cpu().numpy(), step.is_final, batches, step.clips
-    )
+    def _begin(self, root: Any, gradient: Any) -> None:
+        if self._step is not None and self._step.are_final.any():
+            self._close_step()
+            self._on_step()
+        if self._step is None:
+            self._step = StepSketches(self._zeros(), self._zeros(), np.zeros(len(self.params), bool))
+            self._reached.clear()
+        self._reached_now = False
+        batch = MicroBatch(where_is_main_thread(), read_loss(root, gradient), self._weight(), self._zeros())
+        self._step.micro_batches.append(batch)
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(len(self.params), NUMBERS, dtype=torch.float64, device=self.params[0].param.device)
+
+    def _hook_of(self, place: int) -> Callable[[Tensor], None]:
+        param, sketch = self.params[place].param, self._sketchers[place]
+
+        def on_gradient(grad: Tensor | None) -> None:
+            if self._step is None or grad is None or not self._depth:
+                return
+            if place not in self._reached and param.grad is not None:
+                self._step.left[place] = sketch(param.grad)
+            self._reached.add(place)
+            self._reached_now = True
+            self._step.micro_batches[-1].sketches[place] += sketch(grad)
+
+        return on_gradient
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """The hook of optimizers; returns other arguments if there is a closure."""
+        closure = kwargs.get("closure") or next(filter(callable, args[1:]), None)
+        if closure is None:
+            return self.take(optimizer)
+
+        def with_sketch() -> Any:
+            loss = closure()
+            self.take(optimizer)
+            return loss
+
+        return (args[0],), {**kwargs, "closure": with_sketch}
+
+    def take(self, optimizer: Optimizer | None = None) -> None:
+        """Sketch the gradients that are about to be used: the optimizer's, or all."""
+        groups = [] if optimizer is None else optimizer.param_groups
+        params = [param for group in groups for param in group["params"]] or [one.param for one in self.params]
+        scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, by which this optimizer divides itself
+        for param in params if self._step is not None else ():
+            if (place := self._places.get(id(param), -1)) >= 0 and param.grad is not None:
+                sketch = self._sketchers[place](param.grad)
+                self._step.final[place] = sketch if scale is None else sketch / scale
+                self._step.are_final[place] = True
+
+    def _clip(self, original: Callable[..., Any], params: Any, most: float, norm: Tensor, *more: Any) -> Any:
+        """Behind `clip_grad_norm_`."""
+        if self._step is not None:
+            length = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+            self._step.clips.append(Clip(where_is_main_thread(), min(1.0, float(most) / (length + 1e-6))))
+        return original(params, most, norm, *more)

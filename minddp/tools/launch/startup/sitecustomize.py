@@ -66,7 +66,7 @@ def install() -> None:
 
         record_process(setting)
     if setting := os.environ.get("MINDDP_AUDIT"):
-        from minddp.tools.audit import audit_process
+        from minddp.tools.audit.auditing import audit_process
 
         audit_process(setting)
 
