@@ -14,7 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from minddp.platform import wording
 from minddp.platform.store import Messages
@@ -66,13 +67,15 @@ class Audit:
         self._report: Report | None = None
 
     def __enter__(self) -> Audit:
-        self._hook = register_optimizer_step_pre_hook(self._before_step)
+        before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
+        self._hooks = [before(self._before_step), after(self._after_warm_up)]
         if self._warm_up == 0:
             self._begin()
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         recorder, self._recorder = self._recorder, None
         if recorder is not None and (steps := recorder.stop()) and error is None:
             if (ranks := self._gather(steps)) is not None:
@@ -96,14 +99,16 @@ class Audit:
             self._recorder.take()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if self._recorder is None:
-            self._optimizers += [optimizer] if optimizer not in self._optimizers else []
-            self._num_seen += optimizer is self._optimizers[0]
-            if self._num_seen != self._warm_up:
-                return None
+        if self._recorder is not None:
+            return self._recorder.before_step(optimizer, args, kwargs)
+        self._optimizers += [optimizer] if optimizer not in self._optimizers else []
+        return None
+
+    def _after_warm_up(self, optimizer: Optimizer, *_: Any) -> None:
+        """Not before the step, which may call a closure."""
+        self._num_seen += optimizer is self._optimizers[0]
+        if self._recorder is None and self._num_seen == self._warm_up:
             self._begin()
-        assert self._recorder is not None
-        return self._recorder.before_step(optimizer, args, kwargs)
 
     def _begin(self) -> None:
         params = audited_params(self._model or model_of(self._optimizers), self._optimizers)

@@ -28,6 +28,8 @@ class Report(NamedTuple):
 
     def verdicts(self) -> list[Verdict]:
         """One of each kind: faults first, then what cannot be told, then the most frequent."""
+        if not self.steps:
+            return [Verdict("no step", False, "No step could be audited.")]
         found = [Judge(step, group, self.names).verdict() for step in self.steps for group in step.groups]
         times = Counter(verdict.kind for verdict in found)
         first = {verdict.kind: verdict for verdict in reversed(found)}
@@ -35,7 +37,7 @@ class Report(NamedTuple):
 
     def tables(self) -> Iterator[tuple[str, list[list[str]]]]:
         """The shares in the first step: a title, and rows of a rank each, for each gradient that differs."""
-        for group in self.steps[0].groups:
+        for group in self.steps[0].groups if self.steps else ():
             judge, seen = Judge(self.steps[0], group, self.names), {}
             for observer, shares in zip(
                 self.steps[0].observers, [*judge.readings()[0], judge.expected], strict=False
