@@ -1,8 +1,8 @@
 """From weights to a verdict, in a sentence. Pure.
 
-A gradient is right if all elements (tokens) count alike: each micro-batch has the share that its elements are of all.
-Weights are those of gradients as backward has made them, so the factor of the loss belongs to a share. How much of it
-belongs to averaging is not always known (see `loss.py`): a script is right if one way to read it makes it right.
+A gradient is right if all elements (tokens) count alike: the share of a micro-batch is that of its elements. Weights
+are those of gradients as backward has made them, so the factor of the loss belongs to a share. How much of it belongs
+to averaging is not always known (see `loss.py`): a script is right if one way to read it makes it right.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 from minddp.platform import wording
 from minddp.tools.audit.loss import Loss
-from minddp.tools.audit.weights import AuditedStep, Group
+from minddp.tools.audit.weights import TINY, AuditedStep, Group
 
 CLOSE = 0.02  # relative; weights are measured more exactly than that
-FACTORS: tuple[Callable[[Loss], float], ...] = (lambda it: it.whole_factor, lambda it: it.factor, lambda it: 1.0)
+FACTORS: tuple[Callable[[Loss], float], ...] = (lambda it: it.whole_factor, lambda it: it.factor)
 
 
 class Verdict(NamedTuple):
@@ -80,11 +80,22 @@ class Judge:
     def readings(self) -> list[Any]:
         """The shares, which should add up to 1, by each way to read the losses."""
         kinds = {loss.reduction for loss in self._losses}
-        found = [self.shares(factor) for factor in FACTORS[:2] if "" not in kinds]
+        found = [self.shares(factor) for factor in FACTORS if "" not in kinds]
         if kinds != {"mean"}:
-            own = [self.shares(factor, of_sums=False) for factor in FACTORS]
+            own = [self.shares(factor, of_sums=False) for factor in (*FACTORS, lambda it: 1.0)]
             found += [*own, own[2] / self.per_rank]
-        return sorted(found, key=lambda shares: abs(self.total(shares) - 1) > CLOSE)  # those that are right first
+
+        def order(shares: Any) -> int:
+            """Those that are right first, then those that are right but for a factor."""
+            total, fits = self.total(shares), self.is_equal(shares / self.expected)
+            return 0 if fits and abs(total - 1) <= CLOSE else 1 if fits and 0.5 < total < 2 else 2
+
+        return sorted(found, key=order)
+
+    def is_equal(self, values: Any) -> bool:
+        """The micro-batches have equal values, in each gradient."""
+        size, relative = np.abs(values), self._slack / np.maximum(np.abs(self._weights), TINY)
+        return bool(((size * (1 - relative)).max(1) <= (size * (1 + relative)).min(1) * (1 + CLOSE)).all())
 
     def total(self, shares: Any) -> float:
         return float(shares.sum(1).mean() / self.expected.sum())
@@ -114,59 +125,54 @@ class Judge:
         return None
 
     def unequal(self) -> tuple[str, str] | None:
-        """Micro-batches that count more than others."""
-        relative = self._slack / np.abs(self._weights)
-
-        def is_equal(values: Any) -> bool:
-            size = np.abs(values)
-            return bool(((size * (1 - relative)).max(1) <= (size * (1 + relative)).min(1) * (1 + CLOSE)).all())
-
-        readings = [self.shares(factor) for factor in FACTORS]
-        if any(is_equal(shares / self.expected) for shares in readings):
+        """Micro-batches of which one counts more than another, in the gradient in which they differ most."""
+        readings = [self.shares(factor) / self.expected for factor in FACTORS]
+        if any(map(self.is_equal, readings)):
             return None
-        shares = next(filter(is_equal, readings), readings[0])
-        each = shares / self.expected
+        each, names = readings[0], [self.name(place) for place in range(len(self.rank))]
         row = (each.max(1) / each.min(1)).argmax()
         most, least = each[row].argmax(), each[row].argmin()
         times = f"counts {each[row][most] / each[row][least]:.2g} times as much as"
-        names, ranks = (
-            [name(place) for place in (most, least)] for name in (self.name, lambda it: f"rank {self.rank[it]}")
-        )
-        if self.rank[most] == self.rank[least]:
-            ranks = names
-        if is_equal(shares):
-            what = "token" if any(loss.of_tokens for loss in self._losses) else "element"
-            return "tokens", f"each {what} of {ranks[0]} {times} one of {ranks[1]} in the gradient"
         clips = np.array([np.prod([clip.factor for clip in clips]) for clips in self.step.clips])
-        if clips.min() < 1 and is_equal(each / clips[self.rank]):
-            line, listed = self.step.clips[0][0].line, ", ".join(f"{clip:.2g}" for clip in clips)
-            return (
-                "clipped early",
-                f"the ranks' gradients are clipped (by {listed}) before they are averaged, at {line}",
-            )
-        if is_equal(each / np.bincount(self.number, each.mean(0))[self.number]):
-            names = [self.numbered([self.number[i]]) for i in (most, least)]
-        elif is_equal(each / np.bincount(self.rank, each.mean(0))[self.rank]):
-            names = ranks
-        whose = f"rank {self.step.observers[row]}'s" if len(self.step.observers) > 1 else "the"
-        return "unequal", f"{names[0]} {times} {names[1]} in {whose} gradient"
+        if clips.min() < 1 and self.is_equal(each / clips[self.rank]):
+            listed = wording.joined([f"{clip:.2g}" for clip in clips])
+            text = f"the ranks' gradients are clipped before they are averaged, by {listed}"
+            return "clipped early", f"{text}, at {self.step.clips[clips.argmin()][0].line}"
+        if self.is_equal(each / np.bincount(self.number, each.mean(0))[self.number]):
+            names = [self.numbered([number]) for number in self.number]
+        elif self.is_equal(each / np.bincount(self.rank, each.mean(0))[self.rank]):
+            names = [f"rank {rank}" for rank in self.rank]
+        whose = (
+            "the gradient"
+            if np.allclose(each, each[:1], rtol=CLOSE)
+            else f"rank {self.step.observers[row]}'s gradient"
+        )
+        if np.ptp(self.expected) <= CLOSE * self.expected.max():
+            return "unequal", f"{names[most]} {times} {names[least]} in {whose}"
+        what = "token" if any(loss.of_tokens for loss in self._losses) else "element"
+        return "tokens", f"each {what} of {names[most]} {times} one of {names[least]} in {whose}"
 
     def scale(self) -> tuple[str, bool, str]:
         """All micro-batches count alike: how much?"""
-        totals, n, k = [self.total(shares) for shares in self.readings()], self.ranks, self.per_rank
+        totals = [self.total(shares) for shares in self.readings()]
+        n, k = float(self.ranks), float(self.per_rank)
         clip = float(np.prod([one.factor for one in self.step.clips[0]]))
         is_mean_of_ranks = abs(self._weights.sum(1).mean() / k / clip - 1) <= CLOSE
-        mistakes = {} if is_mean_of_ranks else {f"the sum over {n} ranks": n}
-        mistakes |= {f"divided by {n} twice, the number of ranks": 1 / n, f"the sum over {k} micro-batches": k}
-        mistakes |= {f"divided by {k} twice, the number of micro-batches": 1 / k}
-        mistakes |= {f"the sum over {n} ranks and {k} micro-batches": n * k, f"divided by {n * k} twice": 1 / n / k}
+        mistakes: dict[str, float] = {} if is_mean_of_ranks else {f"the sum over {n:g} ranks": n}
+        mistakes |= {
+            f"divided by {n:g} twice, the number of ranks": 1 / n,
+            f"the sum over {k:g} micro-batches": k,
+            f"divided by {k:g} twice, the number of micro-batches": 1 / k,
+            f"the sum over {n:g} ranks and {k:g} micro-batches": n * k,
+            f"divided by {n * k:g} twice": 1 / n / k,
+        }
 
         def is_near(factor: float) -> bool:
             return any(abs(total / factor - 1) <= CLOSE for total in totals)
 
         if is_near(1.0):
             same = np.ptp(self.expected) <= CLOSE * self.expected.max()
-            return "right", False, f"Right: each counts {f'1/{n * k}' if same else 'by its number of elements'}"
+            return "right", False, f"Right: each counts {f'1/{n * k:g}' if same else 'by its number of elements'}"
         if is_near(clip):
             text = f"Right, scaled by {clip:.2g} after averaging on all ranks alike: clipping"
             return "clipped", False, f"{text}, at {self.step.clips[0][0].line}"

@@ -9,7 +9,13 @@ import pytest
 from tests.ranks import RankPool
 from tests.tools.audit import scripts
 
-FAST = ("bypassed_wrapper", "mean_of_means_accumulated", "some_parameters_left_out", "right_tokens", "right_clipped")
+FAST = (
+    "bypassed_wrapper",
+    "mean_of_means_accumulated",
+    "some_parameters_left_out",
+    "right_tokens",
+    "right_clipped",
+)
 
 
 @pytest.mark.parametrize("name", FAST)
