@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from minddp.platform import wording
 from minddp.platform.store import Messages
-from minddp.tools.audit.recorder import Recorder, StepSketches, audited_params
+from minddp.tools.audit.recorder import GradientRecorder, StepSketches, audited_params
 from minddp.tools.audit.report import Report
 from minddp.tools.audit.weights import solve_step
 
@@ -62,7 +62,7 @@ class Audit:
         self._num_steps, self._warm_up, self._limit_s = steps, warm_up, limit_s
         self._optimizers = [] if optimizer is None else [optimizer]
         self._num_seen = 0  # steps of the first optimizer
-        self._recorder: Recorder | None = None
+        self._recorder: GradientRecorder | None = None
         self._messages: Messages | None = None
         self._report: Report | None = None
 
@@ -77,10 +77,10 @@ class Audit:
         for hook in self._hooks:
             hook.remove()
         recorder, self._recorder = self._recorder, None
-        if recorder is not None and (steps := recorder.stop()) and error is None:
-            if (ranks := self._gather(steps)) is not None:
-                self._report = report_of(ranks, recorder, self._title)
-                self._then(self._report)
+        steps = [] if recorder is None else recorder.stop()
+        if recorder is not None and steps and error is None and (ranks := self._gather(steps)) is not None:
+            self._report = report_of(ranks, recorder, self._title)
+            self._then(self._report)
 
     @property
     def report(self) -> Report:
@@ -112,7 +112,7 @@ class Audit:
 
     def _begin(self) -> None:
         params = audited_params(self._model or model_of(self._optimizers), self._optimizers)
-        self._recorder = Recorder(params, self._weights, self._after_step)
+        self._recorder = GradientRecorder(params, self._weights, self._after_step)
         if dist.is_available() and dist.is_initialized():
             store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
             self._messages = Messages.open(store, "minddp/tools/audit", rank, dist.get_world_size())
@@ -141,7 +141,7 @@ class Audit:
         return [steps, *map(pickle.loads, datas)]
 
 
-def report_of(ranks: Sequence[Sequence[StepSketches]], recorder: Recorder, title: str) -> Report:
+def report_of(ranks: Sequence[Sequence[StepSketches]], recorder: GradientRecorder, title: str) -> Report:
     solved, notes, before = [], [], ()
     is_sharded = any(one.param is not one.arrives_in for one in recorder.params)
     for number, step in enumerate(zip(*ranks, strict=False), 1):

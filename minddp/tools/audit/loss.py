@@ -1,9 +1,10 @@
 """The loss of a backward, read from its graph: its factor, and how many elements it is a mean or a sum of.
 
-A script divides its loss by the number of micro-batches, multiplies it by that of ranks, or scales it for float16. These
-factors reach every gradient. They are at the root of the graph: operations on scalars, down to the function that reduces
-the losses of all elements (tokens). A whole number, or a division by one, is taken for a part of the averaging; another
-factor, such as the 0.1 of a weighted term, may be a part of the loss. Of a sum of losses, the first counts.
+A script divides its loss by the number of micro-batches, multiplies it by that of ranks, or scales it for float16.
+These factors reach every gradient. They are at the root of the graph: operations on scalars, down to the function
+that reduces the losses of all elements (tokens). A whole number, or a division by one, is taken for a part of
+averaging; another factor, such as the 0.1 of a weighted term, may be a part of the loss. Of a sum of losses, the
+first counts.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def shape_of(node: Any, output: int) -> tuple[int, ...]:
 
 
 def elements_of(node: Any, output: int) -> int:
-    """How many losses of elements `node` makes, or one of torch's loss functions, without those of its ignored index."""
+    """How many elements have a loss, in one of torch's functions without those of its ignored index."""
     target, ignored = getattr(node, "_saved_target", None), getattr(node, "_saved_ignore_index", None)
     if isinstance(target, Tensor):
         return target.numel() if ignored is None else int((target != ignored).sum())

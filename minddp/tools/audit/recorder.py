@@ -1,8 +1,8 @@
 """Recording on one rank: a sketch of each backward's gradient, and one of what the optimizer gets.
 
-A hook of the parameter's tensor sees the gradient before it is added to `.grad`, so before anything averages it. With
-FSDP2 the gradient arrives in another tensor than the optimizer's. A hook of optimizers sees `.grad` before the step, or at
-the end of the step's closure; of nested steps the innermost counts, since a subclass may average before
+A hook of the parameter's tensor sees the gradient before it is added to `.grad`, so before anything averages it.
+With FSDP2 the gradient arrives in another tensor than the optimizer's. A hook of optimizers sees `.grad` before the
+step, or at the end of the step's closure; of nested steps the innermost counts, since a subclass may average before
 `super().step()`. A step ends when the next backward begins, so several optimizers may follow one backward.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -80,8 +81,8 @@ def audited_params(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> 
     ]
 
 
-class Recorder:
-    """Records until `stop`; `steps` are over. `weight()` is a backward's weight, 0 if it is that of its elements."""
+class GradientRecorder:
+    """Records until `stop`; `steps` are over. `weight()` is a backward's weight, or 0: that of its elements."""
 
     def __init__(self, params: Sequence[AuditedParam], weight: Callable[[], float], on_step: Callable[[], None]):
         self.params = params
@@ -94,23 +95,24 @@ class Recorder:
         self._reached: set[int] = set()
         self._reached_now = False
         self._depth = 0
-        # What `stop` undoes
-        self._handles = [one.arrives_in.register_hook(self._hook_of(place)) for place, one in enumerate(params)]
-        for one, handle in zip(params, self._handles, strict=True):  # before hooks of the script, which may average
+        self._undo = ExitStack()
+        for place, one in enumerate(params):
+            handle = one.arrives_in.register_hook(self._hook_of(place))
+            self._undo.callback(handle.remove)
             hooks: Any = one.arrives_in._backward_hooks
-            for other in [key for key in hooks if key != handle.id]:
+            for other in [key for key in hooks if key != handle.id]:  # after ours, since they may average
                 hooks[other] = hooks.pop(other)
-        self._originals = [(torch.autograd, "_engine_run_backward"), (clip_grad, "_clip_grads_with_norm_")]
-        self._originals = [(owner, name, getattr(owner, name)) for owner, name in self._originals]
-        for (owner, name, original), call in zip(self._originals, (self._backward, self._clip), strict=True):
-            setattr(owner, name, functools.partial(call, original))
+        self._replace(torch.autograd, "_engine_run_backward", self._backward)
+        self._replace(clip_grad, "_clip_grads_with_norm_", self._clip)
+
+    def _replace(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        self._undo.callback(setattr, owner, name, original)
+        setattr(owner, name, functools.partial(call, original))
 
     def stop(self) -> list[StepSketches]:
         """All whole steps, as arrays."""
-        for handle in self._handles:
-            handle.remove()
-        for owner, name, original in self._originals:
-            setattr(owner, name, original)
+        self._undo.close()
         self._close_step()
         for holder in [holder for step in self.steps for holder in (step, *step.micro_batches)]:
             vars(holder).update({k: v.cpu().numpy() for k, v in vars(holder).items() if isinstance(v, Tensor)})
@@ -179,8 +181,9 @@ class Recorder:
         groups = [] if optimizer is None else optimizer.param_groups
         params = [param for group in groups for param in group["params"]] or [one.param for one in self.params]
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, by which this optimizer divides itself
-        for param in params if self._step is not None else ():
-            if (place := self._places.get(id(param), -1)) >= 0 and param.grad is not None:
+        for param in params:
+            place = self._places.get(id(param), -1)
+            if self._step is not None and place >= 0 and param.grad is not None:
                 sketch = self._sketchers[place](param.grad)
                 self._step.final[place] = sketch if scale is None else sketch / scale
                 self._step.are_final[place] = True

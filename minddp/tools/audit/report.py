@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from rich.console import Console
@@ -38,25 +39,16 @@ class Report(NamedTuple):
     def tables(self) -> Iterator[tuple[str, list[list[str]]]]:
         """The shares in the first step: a title, and rows of a rank each, for each gradient that differs."""
         for group in self.steps[0].groups if self.steps else ():
-            judge, seen = Judge(self.steps[0], group, self.names), {}
-            for observer, shares in zip(
-                self.steps[0].observers, [*judge.readings()[0], judge.expected], strict=False
-            ):
-                seen.setdefault(tuple(f"{round(share, 4) + 0.0:.4g}" for share in shares), []).append(observer)
-            of = (
-                f" of {wording.names([self.names[i] for i in group.params])}"
-                if len(self.steps[0].groups) > 1
-                else ""
-            )
-            for texts, observers in seen.items():
-                whose = f"{wording.ranks(observers)}'s" if len(seen) > 1 else "every rank's"
+            judge = Judge(self.steps[0], group, self.names)
+            texts = [tuple(f"{round(share, 4) + 0.0:.4g}" for share in shares) for shares in judge.readings()[0]]
+            for row in dict.fromkeys(texts):
+                observers = [one for one, text in zip(judge.step.observers, texts, strict=True) if text == row]
+                whose = "every rank's" if len(observers) == len(texts) else f"{wording.ranks(observers)}'s"
                 rows = [["micro-batch", *(str(number + 1) for number in range(judge.per_rank))]]
                 for rank in range(judge.ranks):
-                    rows.append(
-                        [f"rank {rank}", *(text for text, at in zip(texts, judge.rank, strict=True) if at == rank)]
-                    )
-                rows.append(["expected", *(f"{share:.4g}" for share in judge.expected[judge.rank == 0])])
-                yield f"Shares in {whose} gradient{of}", rows
+                    rows.append([f"rank {rank}", *(row[place] for place in np.flatnonzero(judge.rank == rank))])
+                rows.append(["expected of rank 0", *(f"{it:.4g}" for it in judge.expected[judge.rank == 0])])
+                yield f"Shares in {whose} gradient{judge.of}", rows
 
     def explain(self, console: Console | None = None) -> None:
         """Print verdicts and shares."""

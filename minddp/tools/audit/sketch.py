@@ -1,9 +1,9 @@
 """The sketch of a gradient: 64 numbers that are linear in it.
 
-Element i of the flat parameter is multiplied by a random sign, the product of one of its row i // 1024 and one of its
-column i % 1024, and added to number i % 64. The signs depend on the parameter's place in a list, so they are equal on
-all ranks, and the sketches of a parameter's shards add up to that of the whole. Sums are in float64, over blocks of
-rows that fit into a cache.
+Element i of the flat parameter is multiplied by a random sign, the product of one of its row i // 1024 and one of
+its column i % 1024, and added to number i % 64. The signs depend on the parameter's place in a list, so they are
+equal on all ranks, and the sketches of a parameter's shards add up to that of the whole. Sums are in float64, over
+blocks of rows that fit into a cache.
 """
 
 from __future__ import annotations

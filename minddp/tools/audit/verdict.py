@@ -1,8 +1,8 @@
 """From weights to a verdict, in a sentence. Pure.
 
-A gradient is right if all elements (tokens) count alike: the share of a micro-batch is that of its elements. Weights
-are those of gradients as backward has made them, so the factor of the loss belongs to a share. How much of it belongs
-to averaging is not always known (see `loss.py`): a script is right if one way to read it makes it right.
+A gradient is right if all elements (tokens) count alike: the share of a micro-batch is that of its elements.
+Weights are those of gradients as backward has made them, so the factor of the loss belongs to a share. How much of
+it is a part of averaging is not always known (see `loss.py`): a script is right if one way to read it makes it so.
 """
 
 from __future__ import annotations
@@ -45,18 +45,16 @@ class Judge:
         self._weights = group.weights[:, places]
         self._slack = CLOSE * np.abs(self._weights).max(initial=0) + 5 * group.errors[:, places]
         total, whose = sum(len(one.params) for one in step.groups), wording.names([names[i] for i in group.params])
-        self._of = f" of {len(group.params)} of {total} parameters ({whose})" if len(step.groups) > 1 else ""
+        self.of = f" of {len(group.params)} of {total} parameters ({whose})" if len(step.groups) > 1 else ""
 
     def verdict(self) -> Verdict:
         """The first that is wrong."""
         residual, earlier = self.group.residual, self.group.earlier
         if residual > CLOSE:
-            text = (
-                f"{residual:.0%} of the gradient{self._of} is explained by no micro-batch: compression, or noise."
-            )
+            text = f"{residual:.0%} of the gradient{self.of} is explained by no micro-batch: compression, or noise."
             return Verdict("unexplained", False, text)
         if earlier > CLOSE:
-            return Verdict("earlier", True, f"{earlier:.0%} of the gradient{self._of} comes from an earlier step.")
+            return Verdict("earlier", True, f"{earlier:.0%} of the gradient{self.of} comes from an earlier step.")
         if self.step.same or self.group.alike:
             who = wording.ranks(sorted({source.rank for source in self.step.same or self.group.alike})).capitalize()
             why = (
@@ -64,13 +62,13 @@ class Judge:
                 if self.step.same
                 else "have gradients that depend on each other."
             )
-            text = f"{who} {why} Their weights{self._of} cannot be told apart."
+            text = f"{who} {why} Their weights{self.of} cannot be told apart."
             return Verdict("same data" if self.step.same else "dependent", bool(self.step.same), text)
         if found := self.missing() or self.unequal():
-            text = found[1].replace("gradient", f"gradient{self._of}", 1)
+            text = found[1].replace("gradient", f"gradient{self.of}", 1)
             return Verdict(found[0], True, f"{text[0].upper()}{text[1:]} (backward at {self._line}).")
         kind, is_fault, text = self.scale()
-        return Verdict(kind, is_fault, f"{text}{self._of}, residual {residual:.0e}.")
+        return Verdict(kind, is_fault, f"{text}{self.of}, residual {residual:.0e}.")
 
     def shares(self, factor_of: Callable[[Loss], float], *, of_sums: bool = True) -> Any:
         """The weights of the micro-batches' mean losses; `of_sums=False` takes a sum for a loss without a size."""

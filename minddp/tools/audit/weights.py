@@ -1,8 +1,8 @@
 """The measured weights: `.grad` as a sum of the micro-batches' gradients, by least squares. Pure.
 
-A step has a column for each backward of each rank, and one for what was left in each rank's `.grad`. If these explain
-too little, the columns of the step before are added. All parameters are solved together; if that does not explain some
-of them, each is solved for itself, and parameters with equal weights become groups.
+A step has a column for each backward of each rank, and one for what was left in each rank's `.grad`. If these
+explain too little, the columns of the step before are added. All parameters are solved together; if that does not
+explain some of them, each is solved for itself, and parameters with equal weights become groups.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EQUAL = 1e-9  # 1 - the cosine of two equal gradients
 TINY = 1e-300
 
 
-class Source(NamedTuple):
+class Contribution(NamedTuple):
     """A column: a backward of a rank, `ago` steps before; or what that step has left in `.grad`, with batch -1."""
 
     rank: int
@@ -41,7 +41,7 @@ class Group(NamedTuple):
     errors: Any
     residual: float
     earlier: float
-    alike: tuple[Source, ...]
+    alike: tuple[Contribution, ...]
 
 
 class AuditedStep(NamedTuple):
@@ -50,11 +50,11 @@ class AuditedStep(NamedTuple):
     `clips` has a list for each rank; `same` are micro-batches that equal one of another rank.
     """
 
-    batches: dict[Source, MicroBatch]
+    batches: dict[Contribution, MicroBatch]
     clips: list[list[Clip]]
     observers: tuple[int, ...]
-    sources: tuple[Source, ...]
-    same: tuple[Source, ...]
+    sources: tuple[Contribution, ...]
+    same: tuple[Contribution, ...]
     groups: tuple[Group, ...]
 
 
@@ -73,7 +73,7 @@ def solve_step(ranks: Sequence[StepSketches], before: Sequence[StepSketches], is
         are_final = np.stack([rank.are_final for rank in ranks])
         owners = np.where(are_final, np.arange(len(ranks))[:, None], are_final.argmax(0))
         finals = finals[owners, np.arange(finals.shape[1])]
-    columns |= {Source(number, -1, 1): values for number, values in enumerate(left)}
+    columns |= {Contribution(number, -1, 1): values for number, values in enumerate(left)}
     if not all(np.isfinite(values).all() for values in (finals, *columns.values())):
         raise ValueError("a gradient is infinite or not a number.")
     problem = Problem(columns, finals)
@@ -88,8 +88,10 @@ def solve_step(ranks: Sequence[StepSketches], before: Sequence[StepSketches], is
     return AuditedStep(batches, clips, observers, problem.sources, problem.same(), problem.groups())
 
 
-def batches_of(ranks: Sequence[StepSketches], ago: int) -> dict[Source, MicroBatch]:
-    return {Source(r, b, ago): batch for r, rank in enumerate(ranks) for b, batch in enumerate(rank.micro_batches)}
+def batches_of(ranks: Sequence[StepSketches], ago: int) -> dict[Contribution, MicroBatch]:
+    return {
+        Contribution(r, b, ago): batch for r, rank in enumerate(ranks) for b, batch in enumerate(rank.micro_batches)
+    }
 
 
 class Fit(NamedTuple):
@@ -103,7 +105,7 @@ class Fit(NamedTuple):
 class Problem:
     """`columns` [parameters, 64] by source, and `finals` [observers, parameters, 64]."""
 
-    def __init__(self, columns: dict[Source, Any], finals: Any):
+    def __init__(self, columns: dict[Contribution, Any], finals: Any):
         self.sources = tuple(source for source, column in columns.items() if source.ago == 0 or column.any())
         both = np.stack([*(columns[source] for source in self.sources), *finals])
         size = np.sqrt((both**2).sum(2)).max(0)
@@ -121,7 +123,7 @@ class Problem:
     def residual(self) -> float:
         return float(self._misses(self._all, self._whole).max(initial=0))
 
-    def same(self) -> tuple[Source, ...]:
+    def same(self) -> tuple[Contribution, ...]:
         flat = self._columns.reshape(-1, len(self.sources))
         unit = flat / np.maximum(np.sqrt((flat**2).sum(0)), TINY)
         ranks, ago = (np.array([source[i] for source in self.sources]) for i in (0, 2))

@@ -1,7 +1,7 @@
 """Thirty small trainings: twenty with one fault at a random place, rebuilt from reports, and ten that are right.
 
-Each is a function of a `Place`. It trains with an audit around it, and returns the kind of the verdict that is due and
-the weights that the micro-batches have, [observers, ranks, micro-batches], relative to their gradients as backward has
+Each is a function of a `Place`. It trains with an audit around it, and returns the kind of the verdict that is due
+and the weights of the micro-batches, [observers, ranks, micro-batches], relative to their gradients as backward has
 made them; None where they cannot be known.
 """
 

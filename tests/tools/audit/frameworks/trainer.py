@@ -1,13 +1,13 @@
-"""Transformers' Trainer on sequences of unequal length; `apart` averages each rank's tokens apart, as before 4.46."""
+"""Transformers' Trainer on sequences of unequal length; `apart` averages each rank's tokens apart."""
 
 import sys
-import tempfile
+from tempfile import TemporaryDirectory
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 
-def main(apart: bool) -> None:
+def main(folder: str, apart: bool) -> None:
     torch.set_num_threads(1)
     dice = torch.Generator().manual_seed(0)
     examples = []
@@ -17,7 +17,7 @@ def main(apart: bool) -> None:
         labels[8 - 5 * (number // 2 % 2) :] = -100  # a batch is 2 examples, and rank 1 has every second batch
         examples.append({"input_ids": tokens, "labels": labels})
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(),
+        output_dir=folder,
         use_cpu=True,
         ddp_backend="gloo",
         per_device_train_batch_size=2,
@@ -37,4 +37,5 @@ def main(apart: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("apart" in sys.argv)
+    with TemporaryDirectory() as folder:
+        main(folder, "apart" in sys.argv)
