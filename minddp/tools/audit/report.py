@@ -17,6 +17,7 @@ from rich.table import Table
 from minddp.platform import wording
 from minddp.tools.audit.verdict import Judge, Verdict
 from minddp.tools.audit.weights import AuditedStep
+from minddp.tools.xray.page import prose
 
 
 class Report(NamedTuple):
@@ -40,15 +41,19 @@ class Report(NamedTuple):
         """The shares in the first step: a title, and rows of a rank each, for each gradient that differs."""
         for group in self.steps[0].groups if self.steps else ():
             judge = Judge(self.steps[0], group, self.names)
-            texts = [tuple(f"{round(share, 4) + 0.0:.4g}" for share in shares) for shares in judge.readings()[0]]
-            for row in dict.fromkeys(texts):
-                observers = [one for one, text in zip(judge.step.observers, texts, strict=True) if text == row]
-                whose = "every rank's" if len(observers) == len(texts) else f"{wording.ranks(observers)}'s"
+            tables = [
+                tuple(
+                    f"{round(it, 4) + 0.0:.4g} / {due:.4g}" for it, due in zip(shares, judge.expected, strict=True)
+                )
+                for shares in judge.readings()[0]
+            ]
+            for cells in dict.fromkeys(tables):
+                observers = [one for one, it in zip(judge.step.observers, tables, strict=True) if it == cells]
+                whose = "every rank's" if len(observers) == len(tables) else f"{wording.ranks(observers)}'s"
                 rows = [["micro-batch", *(str(number + 1) for number in range(judge.per_rank))]]
                 for rank in range(judge.ranks):
-                    rows.append([f"rank {rank}", *(row[place] for place in np.flatnonzero(judge.rank == rank))])
-                rows.append(["expected of rank 0", *(f"{it:.4g}" for it in judge.expected[judge.rank == 0])])
-                yield f"Shares in {whose} gradient{judge.of}", rows
+                    rows.append([f"rank {rank}", *(cells[place] for place in np.flatnonzero(judge.rank == rank))])
+                yield f"Shares in {whose} gradient{judge.of}, and what they should be", rows
 
     def explain(self, console: Console | None = None) -> None:
         """Print verdicts and shares."""
@@ -65,6 +70,7 @@ class Report(NamedTuple):
     def save(self, path: str | Path) -> None:
         """Write a page."""
         environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+        environment.filters["prose"] = prose
         page = environment.from_string(files("minddp.tools.audit").joinpath("audit.html").read_text("utf-8"))
         css = Markup(files("minddp.tools.xray.page").joinpath("page.css").read_text("utf-8"))
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,9 @@ class Judge:
             text = found[1].replace("gradient", f"gradient{self.of}", 1)
             return Verdict(found[0], True, f"{text[0].upper()}{text[1:]} (backward at {self._line}).")
         kind, is_fault, text = self.scale()
-        return Verdict(kind, is_fault, f"{text}{self.of}, residual {residual:.0e}.")
+        return Verdict(
+            kind, is_fault, f"{text.replace(' gradient', f' gradient{self.of}', 1)}, residual {residual:.0e}."
+        )
 
     def shares(self, factor_of: Callable[[Loss], float], *, of_sums: bool = True) -> Any:
         """The weights of the micro-batches' mean losses; `of_sums=False` takes a sum for a loss without a size."""
@@ -170,11 +172,16 @@ class Judge:
 
         if is_near(1.0):
             same = np.ptp(self.expected) <= CLOSE * self.expected.max()
-            return "right", False, f"Right: each counts {f'1/{n * k:g}' if same else 'by its number of elements'}"
+            how = f"1/{n * k:g}" if same else "by its number of elements"
+            return "right", False, f"Right: each counts {how} in the gradient"
         if is_near(clip):
-            text = f"Right, scaled by {clip:.2g} after averaging on all ranks alike: clipping"
+            text = f"Right, the gradient is scaled by {clip:.2g} after averaging on all ranks alike: clipping"
             return "clipped", False, f"{text}, at {self.step.clips[0][0].line}"
         for what, factor in mistakes.items():
             if is_near(factor * clip):
                 return "scaled", True, f"The gradient is {what}, instead of the mean (backward at {self._line})"
-        return "scaled", False, f"All count alike, {totals[0]:.3g} times the mean on all ranks; why was not seen"
+        return (
+            "scaled",
+            False,
+            f"All count alike, the gradient is {totals[0]:.3g} times the mean on all ranks; why was not seen",
+        )
