@@ -175,5 +175,10 @@ def audit_process(setting: str) -> None:
 
     title = os.path.basename(sys.argv[0])
     audit = Audit(steps=int(last) - int(first), warm_up=max(1, int(first)), title=title, then=show).__enter__()
-    # `atexit` is not for processes that are forked.
-    Finalize(None, lambda: audit.__exit__(None, getattr(sys, "last_value", None), None), exitpriority=0)
+
+    def finish() -> None:
+        audit.__exit__(None, getattr(sys, "last_value", None), None)
+        if 0 < audit._num_seen <= audit._warm_up:
+            _log.warning("No audit: the optimizer took %d steps, and it begins after %s.", audit._num_seen, first)
+
+    Finalize(None, finish, exitpriority=0)  # `atexit` is not for processes that are forked
