@@ -151,9 +151,15 @@ def mean_of(of_rank: list[oracle.Gradients]) -> oracle.Gradients:
 
 
 def compare(
-    module: nn.Module, of_rank: list[oracle.Gradients], mistakes: Mapping[str, oracle.Gradients] | None = None
+    module: nn.Module,
+    of_rank: list[oracle.Gradients],
+    mistakes: Mapping[str, oracle.Gradients] | None = None,
+    parts: Mapping[str, oracle.Gradients] | None = None,
 ) -> Fault | None:
-    """The first gradient of `module` that is not the mean of `of_rank`: which of the `mistakes` made it?"""
+    """The first gradient of `module` that is not the mean of `of_rank`: which of the `mistakes` made it?
+
+    `parts`, by default those of the ranks, are the gradients by which the text says what it is instead.
+    """
     rank, n, expected = dist.get_rank(), len(of_rank), mean_of(of_rank)
     found = {name: param.grad for name, param in module.named_parameters()}
     usual = {"local": of_rank[rank], "rank 0's": of_rank[0]} | dict(mistakes or {})
@@ -175,7 +181,24 @@ def compare(
     if trap == "local" and len(wrong) < len(expected):
         trap = "forgotten"
     values = f"expected {first(mean)}, found {first(grad)}"
-    return Fault(trap or "other", f"`{name}` on rank {rank} of {n}: {values} (the first element).")
+    parts = parts or {f"rank {number}'s gradient": grads for number, grads in enumerate(of_rank)}
+    instead = measured(grad, {part: grads[name] for part, grads in parts.items()})
+    return Fault(trap or "other", f"`{name}` on rank {rank} of {n}: {values} (the first element). {instead}")
+
+
+def measured(grad: Tensor, parts: Mapping[str, Tensor]) -> str:
+    """By least squares: how much of each part is in `grad`. `minddp audit` measures it in any training script."""
+    columns = torch.stack([part.reshape(-1) for part in parts.values()], 1)
+    if torch.linalg.matrix_rank(columns) < len(parts):
+        return "How much each part counts cannot be told, since their gradients depend on each other."
+    weights = torch.linalg.lstsq(columns, grad.reshape(-1, 1)).solution[:, 0]
+    rest = float((grad.reshape(-1) - columns @ weights).norm() / grad.norm()) if grad.any() else 0.0
+    terms = [
+        f"{weight:.3g} x {part}"
+        for weight, part in zip((weights.round(decimals=6) + 0.0).tolist(), parts, strict=True)
+    ]
+    others = f"; {rest:.0%} of it is something else" if rest > 0.005 else ""
+    return f"Measured, it is {' + '.join(terms)}{others}."
 
 
 def differs(found: Tensor | None, expected: Tensor) -> bool:
@@ -275,7 +298,12 @@ def accumulates(rank: int, spec: str) -> Fault | None:
         "in flight": {name: mean_1[name] + two[rank][name] for name in mean_1},
     }
     both = [{name: a[name] + b[name] for name in a} for a, b in zip(one, two, strict=True)]
-    return compare(module, both, mistakes)
+    parts = {
+        f"rank {number}'s micro-batch {batch}": of_rank[number]
+        for number in range(n)
+        for batch, of_rank in enumerate((one, two), 1)
+    }
+    return compare(module, both, mistakes, parts)
 
 
 def keeps_buffers(rank: int, spec: str) -> Fault | None:

@@ -33,6 +33,7 @@ TOOLS = {  # which other tools each one may import, besides all of the wrapper
     "doctor": {"job", "forecast"},
     "launch": {"job", "train.settings"},
     "xray": {"forecast"},
+    "audit": {"watchdog", "xray"},
     "train": {"job", "watchdog", "elastic", "xray"},
     "tasks": {"train"},
     "demo": {"job", "train"},

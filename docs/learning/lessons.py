@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.launch import run_ranks
-from docs.learning import above, bits, collectives, ladder, life, recipe, recorded, traps
+from docs.learning import above, bits, collectives, ladder, life, mean, recipe, recorded, traps
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ LESSONS = {
     "means": Lesson("what if the ranks' means are averaged?", recipe.means),
     "saving": Lesson("what if every rank saves?", recipe.saving),
     "tokens": Lesson("what if ranks have unequal numbers of tokens?", recipe.tokens),
+    "shares": Lesson("how much does each micro-batch of each rank count?", mean.shares),
     "accumulation": Lesson("what if micro-batches have unequal numbers of tokens?", recipe.accumulation),
     "overflow": Lesson("why is the mean taken before the sum?", bits.overflow, ranks=0),
     "reciprocal": Lesson("is it the same to multiply by 1/n and to divide by n?", bits.reciprocal, ranks=0),

@@ -134,3 +134,18 @@ def test_the_command_explains_the_first_fault_and_its_exit_status_is_of_the_grad
     out = capsys.readouterr().out
     assert says in out
     assert "\nx" not in out  # only the first
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("AveragesTheIncoming", "Measured, it is {own} x rank 0's micro-batch 1 + 0.5 x rank 0's micro-batch 2"),
+        pytest.param("Sums", "it is 1 x rank 0's gradient + 1 x rank 1's gradient.", marks=pytest.mark.slow),
+        pytest.param("DividesTwice", "it is 0.25 x rank 0's gradient + 0.25 x rank 1's", marks=pytest.mark.slow),
+    ],
+)
+def test_a_fault_says_what_was_computed_instead_of_the_mean(name: str, text: str) -> None:
+    verdicts = grade(f"{FILE}:{name}", world_sizes=[2], limit_s=LIMIT_S)
+    fault = next(verdict.fault for verdict in verdicts if verdict.fault and verdict.check in REQUIRED)
+    verdicts.close()
+    assert text.format(own=int("rank 0 of 2" in fault.text)) in fault.text

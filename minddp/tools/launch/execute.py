@@ -3,6 +3,7 @@
     minddp exec python train.py             # a script that starts its own ranks
     minddp exec accelerate launch train.py  # another launcher
     minddp exec --xray DIR python train.py  # each rank also records some steps, see `tools/xray/wrappers.py`
+    minddp exec --audit DIR python train.py  # or measures what each micro-batch counts, see `tools/audit/`
 
 The command gets one more folder at the head of PYTHONPATH. Its `sitecustomize` installs minddp in each Python
 process that imports torch, except in those started with `-I`, `-E`, `-S` or another PYTHONPATH.
@@ -20,16 +21,28 @@ STARTUP_FOLDER = Path(__file__).parent / "startup"
 ON_CPU_PROGRAMS = Path(__file__).parent / "on_cpu" / "bin"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `minddp run`, `exec` and `xray`."""
+# In the first steps, buckets are rebuilt and caches are cold.
+XRAY_STEPS, AUDIT_STEPS = range(10, 15), range(3, 6)
+
+
+def add_options(parser: argparse.ArgumentParser, out: str = "--xray") -> None:
+    """Add the options of `minddp run`, `exec`, `xray` and `audit`; `--out` is short for the option `out`."""
     ours = parser.add_argument_group("minddp")
     ours.add_argument("--on-cpu", action="store_true", help="run a script for CUDA and NCCL on the CPU and gloo")
     ours.add_argument("--backend", choices=["minddp"], help="shared memory for groups that ask for gloo")
     ours.add_argument("--native", action="store_true", help="with torch's own DDP, for comparison")
-    ours.add_argument("--xray", "--out", type=Path, metavar="DIR", help="record some steps, with a report in DIR")
-    # In the first steps, buckets are rebuilt and caches are cold.
+    for option, does in (
+        ("--xray", "record some steps, with a report in DIR"),
+        ("--audit", "measure what each micro-batch counts in some steps, with a report in DIR"),
+    ):
+        names = [option, "--out"] if option == out else [option]
+        ours.add_argument(*names, type=Path, metavar="DIR", help=does)
     ours.add_argument(
-        "--steps", type=step_range, default="10:15", metavar="FIRST:LAST", help="steps, without LAST (%(default)s)"
+        "--steps",
+        type=step_range,
+        default=XRAY_STEPS,
+        metavar="FIRST:LAST",
+        help="steps, without LAST (10:15; for an audit 3:6)",
     )
 
 
@@ -54,6 +67,9 @@ def environment_of(options: argparse.Namespace) -> dict[str, str]:
         environment["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{ON_CPU_PROGRAMS}"
     if options.xray is not None:
         environment["MINDDP_XRAY"] = f"{options.steps.start}:{options.steps.stop}:{options.xray.resolve()}"
+    if options.audit is not None:
+        steps = AUDIT_STEPS if options.steps is XRAY_STEPS else options.steps
+        environment["MINDDP_AUDIT"] = f"{steps.start}:{steps.stop}:{options.audit.resolve()}"
     return environment
 
 

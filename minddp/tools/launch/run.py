@@ -3,6 +3,7 @@
     minddp run --nproc-per-node 2 train.py --epochs 3
     minddp run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host:29400 -m package.train
     minddp xray --out DIR train.py --epochs 3  # the same with --xray DIR, by default on two ranks
+    minddp audit --out DIR train.py --epochs 3  # the same with --audit DIR
 
 Torchrun's parser reads the options and its launcher starts the ranks, in the environment of `execute.py`.
 """
@@ -20,11 +21,17 @@ from minddp.tools.job.launcher import RanksFailed, torch_errors_translated
 from minddp.tools.launch.execute import add_options, environment_of
 
 XRAY_DEFAULTS = ("--nproc-per-node", "2", "--xray", "runs/xray")
+AUDIT_DEFAULTS = ("--nproc-per-node", "2", "--audit", "runs/audit")
 
 
 def xray(arguments: Sequence[str]) -> int:
     """`minddp xray`: record some steps on every rank, and show where their time goes."""
     return main([*XRAY_DEFAULTS, *arguments], "minddp xray")
+
+
+def audit(arguments: Sequence[str]) -> int:
+    """`minddp audit`: measure in some steps how much each micro-batch of each rank counts."""
+    return main([*AUDIT_DEFAULTS, *arguments], "minddp audit")
 
 
 def main(arguments: Sequence[str], command: str = "minddp run") -> int:
@@ -47,5 +54,5 @@ def make_parser(command: str) -> ArgumentParser:
     parser = torchrun.get_args_parser()
     parser.prog = command
     parser.description = "torchrun, with minddp as torch.nn.parallel.DistributedDataParallel in the script."
-    add_options(parser)
+    add_options(parser, out="--audit" if command == "minddp audit" else "--xray")
     return parser

@@ -69,6 +69,10 @@ def install() -> None:
         from minddp.tools.xray.wrappers import record_process
 
         record_process(setting)
+    if setting := os.environ.get("MINDDP_AUDIT"):
+        from minddp.tools.audit.auditing import audit_process
+
+        audit_process(setting)
 
 
 def run_hidden_sitecustomize() -> None:

@@ -1,0 +1,77 @@
+"""The report of an audit: verdicts and weights, in the terminal and as a page that needs no network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from rich.console import Console
+from rich.table import Table
+
+from minddp.platform import wording
+from minddp.tools.audit.verdict import Judge, Verdict
+from minddp.tools.audit.weights import AuditedStep
+from minddp.tools.xray.page import prose
+
+
+class Report(NamedTuple):
+    """`steps` of all ranks, of parameters with these `names`."""
+
+    title: str
+    names: Sequence[str]
+    steps: Sequence[AuditedStep]
+    notes: Sequence[str] = ()
+
+    def verdicts(self) -> list[Verdict]:
+        """One of each kind: faults first, then what cannot be told, then the most frequent."""
+        if not self.steps:
+            return [Verdict("no step", False, "No step could be audited.")]
+        found = [Judge(step, group, self.names).verdict() for step in self.steps for group in step.groups]
+        times = Counter(verdict.kind for verdict in found)
+        first = {verdict.kind: verdict for verdict in reversed(found)}
+        return sorted(first.values(), key=lambda it: (not it.is_fault, it.kind == "right", -times[it.kind]))
+
+    def tables(self) -> Iterator[tuple[str, list[list[str]]]]:
+        """The shares in the first step: a title, and rows of a rank each, for each gradient that differs."""
+        for group in self.steps[0].groups if self.steps else ():
+            judge = Judge(self.steps[0], group, self.names)
+            tables = [
+                tuple(
+                    f"{round(it, 4) + 0.0:.4g} / {due:.4g}" for it, due in zip(shares, judge.expected, strict=True)
+                )
+                for shares in judge.readings()[0]
+            ]
+            for cells in dict.fromkeys(tables):
+                observers = [one for one, it in zip(judge.step.observers, tables, strict=True) if it == cells]
+                whose = "every rank's" if len(observers) == len(tables) else f"{wording.ranks(observers)}'s"
+                rows = [["micro-batch", *(str(number + 1) for number in range(judge.per_rank))]]
+                for rank in range(judge.ranks):
+                    rows.append([f"rank {rank}", *(cells[place] for place in np.flatnonzero(judge.rank == rank))])
+                yield f"Shares in {whose} gradient{judge.of}, and what they should be", rows
+
+    def explain(self, console: Console | None = None) -> None:
+        """Print verdicts and shares."""
+        console = console or Console(highlight=False)
+        for verdict in self.verdicts():
+            console.print(verdict.text, style="bold red" if verdict.is_fault else "bold", markup=False)
+        for title, (head, *rows) in self.tables():
+            table = Table(*head, box=None)
+            for row in rows:
+                table.add_row(*row)
+            console.print(f"\n{title}", table, sep="\n")
+        console.print(*self.notes, markup=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write a page."""
+        environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+        environment.filters["prose"] = prose
+        page = environment.from_string(files("minddp.tools.audit").joinpath("audit.html").read_text("utf-8"))
+        css = Markup(files("minddp.tools.xray.page").joinpath("page.css").read_text("utf-8"))
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(page.render(report=self, css=css), encoding="utf-8")

@@ -1,0 +1,130 @@
+"""The sketch is linear; the weights are those by which the oracle's gradients add up to `.grad`."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import minddp
+from minddp.tools.audit.loss import read_loss
+from minddp.tools.audit.sketch import Sketcher
+from reference import oracle
+from tests.ranks import of_all_ranks, on_ranks
+from tests.tools.audit.wrappers import batches, small
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("shape", [(3,), (1024,), (5, 700), (300, 1000)])
+def test_the_sketch_is_linear(shape: tuple[int, ...]) -> None:
+    sketch = Sketcher(7, torch.Size(shape).numel(), CPU)
+    a, b = torch.randn(2, *shape, dtype=torch.float64)
+    assert torch.allclose(sketch(2 * a - 3 * b), 2 * sketch(a) - 3 * sketch(b), atol=1e-9)
+    assert torch.equal(sketch(a), Sketcher(7, a.numel(), CPU)(a))
+
+
+def test_the_sketch_keeps_lengths() -> None:
+    """On average over parameters, within the noise of 64 numbers."""
+    grads = torch.randn(200, 5000, dtype=torch.float64)
+    ratios = [float(Sketcher(i, 5000, CPU)(grad).norm() / grad.norm()) for i, grad in enumerate(grads)]
+    assert sum(ratios) / len(ratios) == pytest.approx(1, abs=0.03)
+
+
+def test_a_sparse_gradient_has_the_sketch_of_the_dense_one() -> None:
+    dense = torch.zeros(500, 12, dtype=torch.float64)
+    dense[[3, 40, 499]] = torch.randn(3, 12, dtype=torch.float64)
+    sketch = Sketcher(0, dense.numel(), CPU)
+    assert torch.allclose(sketch(dense.to_sparse(1)), sketch(dense))
+    assert torch.allclose(sketch(dense.to_sparse()), sketch(dense))
+
+
+def test_shards_add_up_to_the_whole() -> None:
+    """Rows that begin anywhere in the sketch's rows."""
+    whole = torch.randn(37, 100)
+    sketch = Sketcher(1, whole.numel(), CPU)
+    total = 0
+    for begin, shard in zip((0, 11, 30), whole.split([11, 19, 7]), strict=True):
+        sums = torch.zeros(1024, dtype=torch.float64)
+        sketch._add(sums, 100 * begin, shard.reshape(-1))
+        total = total + (sums * sketch._columns).view(-1, 64).sum(0)
+    assert torch.allclose(total, sketch(whole))
+
+
+def test_the_factor_of_a_loss_and_its_elements() -> None:
+    x = torch.randn(4, 5, requires_grad=True)
+    y = torch.tensor([0, -100, 2, 3])
+    loss = read_loss(0.5 * cross_entropy(x, y) / 4)
+    assert (loss.factor, loss.whole_factor, loss.reduction, loss.elements) == (0.125, 0.25, "mean", 3)
+    loss = read_loss(cross_entropy(x, y, reduction="sum") * 2 / torch.tensor(12))
+    assert (loss.factor, loss.reduction, loss.elements) == (pytest.approx(1 / 6), "sum", 3)
+    loss = read_loss(cross_entropy(x, y, reduction="none").sum() / 3)
+    assert (loss.factor, loss.reduction, loss.elements) == (pytest.approx(1 / 3), "sum", 3)
+    loss = read_loss((x.square().mean() + 0.1 * x.sum()) * 2.0**10)
+    assert (loss.factor, loss.reduction, loss.elements) == (1024.0, "mean", 20)
+
+
+@on_ranks(2)
+def test_any_weights_are_found_and_agree_with_the_oracle(rank: int) -> None:
+    """Two micro-batches a rank, added with four weights; what nothing explains is rounding."""
+    weights = torch.tensor([[0.3, -1.2], [0.05, 2.0]], dtype=torch.float64)
+    model = small().double()
+    before = deepcopy(model)
+    data = [(x.double(), y) for x, y in batches(rank, 2)]
+    with minddp.audit(model) as audit:
+        grads = [torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters())) for x, y in data]
+        for param, *parts in zip(model.parameters(), *grads, strict=True):
+            param.grad = sum(weight * part for weight, part in zip(weights[rank], parts, strict=True))
+            dist.all_reduce(param.grad)
+        audit.before_update()
+    all_data = [one for of_rank in of_all_ranks(data) for one in of_rank]
+    oracles = [
+        oracle.gradients(before, one, lambda net, one: cross_entropy(net(one[0]), one[1])) for one in all_data
+    ]
+    for name, param in model.named_parameters():
+        expected = sum(weight * grads[name] for weight, grads in zip(weights.reshape(-1), oracles, strict=True))
+        assert torch.allclose(param.grad, expected)
+    if rank == 0:
+        (group,) = audit.report.steps[0].groups
+        assert group.weights == pytest.approx(weights.reshape(1, 4).expand(2, 4).numpy(), rel=1e-6)
+        assert group.residual < 1e-9
+
+
+@on_ranks(2)
+def test_what_trains_is_not_changed(rank: int) -> None:
+    """The same bits with an audit, and no hook is left."""
+    trained = []
+    for is_audited in (False, True):
+        model = small()
+        ddp, optimizer = minddp.DistributedDataParallel(model), torch.optim.AdamW(model.parameters())
+        audit = minddp.audit(model, optimizer, steps=2, warm_up=1)
+        backward = torch.autograd._engine_run_backward
+        if is_audited:
+            audit.__enter__()
+        for x, y in batches(rank, 6):
+            optimizer.zero_grad()
+            cross_entropy(ddp(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        trained.append(list(model.parameters()))
+        assert torch.autograd._engine_run_backward is backward  # over after two steps
+        if is_audited:
+            audit.__exit__(None, None, None)
+            assert not any(param._backward_hooks for param in model.parameters())
+            assert rank > 0 or len(audit.report.steps) == 2
+    assert all(map(torch.equal, *trained))
+
+
+@on_ranks(2)
+def test_an_exception_discards_the_audit(rank: int) -> None:
+    model = small()
+    with pytest.raises(KeyError), minddp.audit(model) as audit:
+        next(iter(model(x).sum().backward() for x, _ in batches(rank, 1)))
+        audit.before_update()
+        raise KeyError
+    with pytest.raises(RuntimeError, match="There is no report"):
+        _ = audit.report

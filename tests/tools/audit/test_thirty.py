@@ -1,0 +1,42 @@
+"""What the audit says of thirty scripts: twenty with a fault, ten that are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.ranks import RankPool
+from tests.tools.audit import scripts
+
+FAST = (
+    "bypassed_wrapper",
+    "mean_of_means_accumulated",
+    "some_parameters_left_out",
+    "right_tokens",
+    "right_clipped",
+)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_script(ranks: Callable[[int], RankPool], name: str) -> None:
+    outcome = ranks(2).run(scripts.run, name, 7)[0]
+    assert (outcome.kind, outcome.is_fault) == (outcome.due, not name.startswith("right")), outcome.text
+    assert outcome.error is None or outcome.error < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [0, 100])
+def test_thirty_scripts(ranks: Callable[[int], RankPool], seed: int) -> None:
+    """Weights right within 1% in all, the verdict in 19 of 20, and none against a script that is right."""
+    outcomes = {
+        name: ranks(2 + number % 2).run(scripts.run, name, seed + number)[0]
+        for number, name in enumerate(scripts.SCRIPTS)
+    }
+    faulty = [outcomes[script.__name__] for script in scripts.FAULTS]
+    right = [outcomes[script.__name__] for script in scripts.RIGHT]
+    assert (len(faulty), len(right)) == (20, 10)
+    assert max(outcome.error or 0.0 for outcome in outcomes.values()) < 0.01
+    assert sum(outcome.is_fault and outcome.kind == outcome.due for outcome in faulty) >= 19
+    assert [outcome.text for outcome in right if outcome.is_fault or outcome.kind != outcome.due] == []
