@@ -3,6 +3,7 @@
     minddp exec python train.py             # a script that starts its own ranks
     minddp exec accelerate launch train.py  # another launcher
     minddp exec --xray DIR python train.py  # each rank also records some steps, see `tools/xray/wrappers.py`
+    minddp exec --watch python train.py     # torch's own class, watched: see `tools/watchdog/watch.py`
 
 The command gets one more folder at the head of PYTHONPATH. Its `sitecustomize` installs minddp in each Python
 process that imports torch, except in those started with `-I`, `-E`, `-S` or another PYTHONPATH.
@@ -11,6 +12,7 @@ process that imports torch, except in those started with `-I`, `-E`, `-S` or ano
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +28,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ours.add_argument("--on-cpu", action="store_true", help="run a script for CUDA and NCCL on the CPU and gloo")
     ours.add_argument("--native", action="store_true", help="with torch's own DDP, for comparison")
     ours.add_argument("--xray", "--out", type=Path, metavar="DIR", help="record some steps, with a report in DIR")
+    ours.add_argument("--watch", action="store_true", help="warn of silent problems, with any class (docs/watch.md)")
+    ours.add_argument("--watch-raises", action="store_true", help="watch, and end at the first problem")
+    ours.add_argument("--watch-json", type=Path, metavar="FILE", help="watch, and append each problem to FILE")
     # In the first steps, buckets are rebuilt and caches are cold.
     ours.add_argument(
         "--steps", type=step_range, default="10:15", metavar="FIRST:LAST", help="steps, without LAST (%(default)s)"
@@ -44,11 +49,14 @@ def step_range(text: str) -> range:
 def environment_of(options: argparse.Namespace) -> dict[str, str]:
     """The environment that passes these options to `startup`."""
     environment = installing(os.environ)
-    if options.native:
+    if options.native or options.watch:
         environment["MINDDP_NATIVE"] = "1"
     if options.on_cpu:
         environment["MINDDP_ON_CPU"] = "1"
         environment["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{ON_CPU_PROGRAMS}"
+    if options.watch or options.watch_raises or options.watch_json is not None:
+        file = options.watch_json and str(options.watch_json.resolve())
+        environment["MINDDP_WATCH"] = json.dumps({"raises": options.watch_raises, "json": file})
     if options.xray is not None:
         environment["MINDDP_XRAY"] = f"{options.steps.start}:{options.steps.stop}:{options.xray.resolve()}"
     return environment

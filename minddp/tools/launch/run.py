@@ -3,6 +3,7 @@
     minddp run --nproc-per-node 2 train.py --epochs 3
     minddp run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host:29400 -m package.train
     minddp xray --out DIR train.py --epochs 3  # the same with --xray DIR, by default on two ranks
+    minddp watch train.py --epochs 3  # torch's own DDP, FSDP2 or neither, watched; by default on two ranks
 
 Torchrun's parser reads the options and its launcher starts the ranks, in the environment of `execute.py`.
 """
@@ -20,11 +21,17 @@ from minddp.tools.job.launcher import RanksFailed, torch_errors_translated
 from minddp.tools.launch.execute import add_options, environment_of
 
 XRAY_DEFAULTS = ("--nproc-per-node", "2", "--xray", "runs/xray")
+WATCH_DEFAULTS = ("--nproc-per-node", "2", "--native", "--watch")
 
 
 def xray(arguments: Sequence[str]) -> int:
     """`minddp xray`: record some steps on every rank, and show where their time goes."""
     return main([*XRAY_DEFAULTS, *arguments], "minddp xray")
+
+
+def watch(arguments: Sequence[str]) -> int:
+    """`minddp watch`: run a script as it is, and warn of silent problems."""
+    return main([*WATCH_DEFAULTS, *arguments], "minddp watch")
 
 
 def main(arguments: Sequence[str], command: str = "minddp run") -> int:

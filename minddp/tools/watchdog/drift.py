@@ -3,12 +3,14 @@
 [Note: a record]
 A rank records a synchronised backward and the optimizer's step after it. `params`, fingerprints of the parameters
 before that step, are compared. The rest explains a difference: fingerprints of `grads` after averaging, the
-optimizer's `hyperparameters`, and since the previous record the steps of one optimizer and the `backwards`.
+optimizer's `hyperparameters` and its `state` after the step (in the first steps, as long as it shows what was
+loaded), and since the previous record the steps of one optimizer and the `backwards`.
 
 [Note: replicas that differ on purpose]
 With `init_sync=False`, or after the group has changed, ranks may begin with different weights, for instance until
 one of them is restored. So nothing is compared in the first `STILL_APART` steps. Post-local SGD lets replicas drift
-and averages them from time to time: its communication hook switches this check off.
+and averages them from time to time: its communication hook switches this check off. Where it is not known when
+gradients are averaged, replicas have `patience` steps to become equal again, and as many samples once they did.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 
 from minddp.platform.wording import by_value, count, joined, names, ranks, subject
-from minddp.tools.watchdog.check import Check, Finding, Notes, is_sampled
+from minddp.tools.watchdog.check import FIRST, Check, Finding, Notes, is_sampled
 from minddp.tools.watchdog.fingerprint import Reading
 from minddp.tools.watchdog.misuse import CALL_THE_WRAPPER, NamedParams
 
@@ -30,9 +32,13 @@ Records = Sequence[Mapping[str, Any]]  # by rank, of one step; see [Note: a reco
 
 
 class DriftCheck(Check):
-    """`params` are on one device. `starts_equal`: the replicas were made equal at construction."""
+    """`params` are on one device. `starts_equal`: the replicas were made equal at construction.
 
-    def __init__(self, params: NamedParams, *, starts_equal: bool):
+    `reducer` averages the gradients; empty if it is not known what does. Parameters of a name are replicas, on
+    two ranks at least.
+    """
+
+    def __init__(self, params: NamedParams, *, starts_equal: bool, patience: int = 0, reducer: str = "transport"):
         # Of this rank: its records.
         self._params = params
         self._current: dict[str, Any] | None = None  # the record of this step, if it is sampled
@@ -40,9 +46,11 @@ class DriftCheck(Check):
         self._recorded = 0  # the latest recorded step
         self._optimizer_steps: Counter[int] = Counter()  # since the latest record, by id of the optimizer
         # Of rank 0: what it knows from comparing.
-        self._starts_equal = starts_equal
+        self._starts_equal, self._patience, self._reducer = starts_equal, patience, reducer
         self._hook: str | None = None  # the name of the communication hook
         self._equal: tuple[int, Records] | None = None  # the latest step, if it was compared
+        self._apart: list[tuple[int, Records]] = []  # the steps since in which replicas differed
+        self._has_met_again = False
         self._is_over = False
 
     def communication_hook(self, name: str, state: Any) -> None:
@@ -55,9 +63,11 @@ class DriftCheck(Check):
         self._current = None
         if is_sampled(step):
             self._current = {
+                "step": step,
                 "params": Reading(self._params),
                 "grads": Reading(),
                 "hyperparameters": {},
+                "state": Reading(),
                 "optimizer_steps": max(self._optimizer_steps.values(), default=0),
                 "backwards": step - self._recorded,
             }
@@ -72,6 +82,8 @@ class DriftCheck(Check):
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer_steps[id(optimizer)] += 1
         if self._current is not None:
+            if self._current["step"] < FIRST:
+                self._current["state"] = Reading(state_of(optimizer, self._params))
             self._current["hyperparameters"] = {
                 f"{name} of group {number}": str(value)
                 for number, group in enumerate(optimizer.param_groups[:MAX_GROUPS])
@@ -83,7 +95,7 @@ class DriftCheck(Check):
         notes: Notes = []
         while self._new and (is_last or self._new[0][1] is not self._current):
             step, record = self._new.popleft()
-            read = {key: record[key].prints() for key in ("params", "grads")}
+            read = {key: record[key].prints() for key in ("params", "grads", "state")}
             notes.append((step, record | read))
         return notes
 
@@ -94,26 +106,70 @@ class DriftCheck(Check):
         """See [Note: replicas that differ on purpose]."""
         if self._is_over or not (self._starts_equal or number >= STILL_APART):
             return
-        if found := differing(notes, "params"):
+        if differing(notes, "params"):
+            self._apart.append((number, notes))
+            if self._patience and self._meets_again():
+                self._apart, self._has_met_again = [], True
+            elif len(self._apart) >= self._patience or not self._has_met_again:
+                (first, records), since = self._apart[0], number - self._apart[0][0]
+                if since >= self._patience:
+                    self._is_over = True
+                    yield self._finding(first, records)
+            return
+        self._has_met_again |= bool(self._apart)
+        self._equal, self._apart = (number, notes), []
+        if not common_names(notes) and (cause := _hyperparameters(notes)):  # nothing else can show it
             self._is_over = True
-            offenders, differ = _split(found)
-            if self._equal is None:
-                since, cause = "since the first step", _FROM_THE_START
-            else:
-                equal_in, records = self._equal
-                since = f"equal in step {equal_in}, different in step {number}"
-                cause = _cause([records, notes], self._hook, offenders)
-            text = f"The replicas differ. {differ} ({since}). {cause}"
-            yield Finding("drift", "parameters", number, offenders, text)
-        self._equal = number, notes
+            everyone = tuple(range(len(notes)))
+            yield Finding("drift", "parameters", number, everyone, f"{cause} The ranks train one model.")
+
+    def _meets_again(self) -> bool:
+        """The replicas have had common values since, perhaps after different numbers of steps."""
+        values = [{tuple(record["params"].items()) for record in of_rank} for of_rank in self._of_ranks()]
+        return len(self._apart) > 1 and bool(set.intersection(*values))
+
+    def _of_ranks(self) -> list[Records]:
+        return [list(records) for records in zip(*(notes for _, notes in self._apart), strict=True)]
+
+    def _finding(self, number: int, notes: Records) -> Finding:
+        """The replicas differ since the sampled step `number`."""
+        offenders, differ = _split(differing(notes, "params"))
+        by = f"communication hook `{self._hook}`" if self._hook else self._reducer
+        equal_in, before = self._equal or (None, notes)
+        since = "since the first step"
+        if equal_in is not None:
+            since = f"equal in step {equal_in}, different in step {number}"
+        if equal_in is None and not (differing(notes, "grads") and not by):
+            cause = _FROM_THE_START
+        else:
+            cause = _cause([before, notes], by, offenders)
+        return Finding("drift", "parameters", number, offenders, f"The replicas differ. {differ} ({since}). {cause}")
+
+
+def state_of(
+    optimizer: torch.optim.Optimizer, params: NamedParams
+) -> Iterable[tuple[str, torch.Tensor | None]]:
+    """The tensors in the optimizer's state, by name."""
+    for name, param in params:
+        for key, value in optimizer.state.get(param, {}).items():
+            if isinstance(value, torch.Tensor) and value.device == param.device:
+                yield f"{key} of {name}", value
+
+
+def common_names(records: Records) -> list[str]:
+    """The parameters that two ranks at least have."""
+    counts = Counter(name for record in records for name in record["params"])
+    return [name for name, number in counts.items() if number > 1]
 
 
 def differing(records: Records, key: str) -> dict[str, tuple[Any, ...]]:
-    """By name, each rank's values of those names that all ranks have, where the values differ."""
-    value_of_name = [record[key] for record in records]
-    common = [name for name in value_of_name[0] if all(name in of_rank for of_rank in value_of_name)]
-    found = {name: tuple(of_rank[name] for of_rank in value_of_name) for name in common}
-    return {name: values for name, values in found.items() if len(set(values)) > 1}
+    """By name, each rank's values of those names that all ranks have, where the values differ.
+
+    `None` is the value of a rank that has no parameter of this name, which other ranks share.
+    """
+    names = dict.fromkeys(name for record in records for name in record[key])
+    found = {name: tuple(record[key].get(name) for record in records) for name in names}
+    return {name: values for name, values in found.items() if len({*values} - {None}) > 1}
 
 
 _FROM_THE_START = (
@@ -133,19 +189,21 @@ def _split(found: Mapping[str, tuple[Any, ...]]) -> tuple[tuple[int, ...], str]:
     return everyone, f"{parts} have different values of {listed}"
 
 
-def _cause(steps: Sequence[Records], hook: str | None, offenders: Sequence[int]) -> str:
-    """The most probable cause. In the first of two `steps` all parameters were equal."""
-    if any(differing(records, "grads") for records in steps):
-        by = f"communication hook `{hook}`" if hook else "transport"
+def _cause(steps: Sequence[Records], by: str, offenders: Sequence[int]) -> str:
+    """The most probable cause. In the first of two `steps` all parameters were equal. `by`: what averages."""
+    if unequal := {name for records in steps for name in differing(records, "grads")}:
+        if not by:
+            return (
+                f"The gradients were different already when the optimizer stepped, those of {names(sorted(unequal))}"
+                f": they are not averaged. Wrap the module in DistributedDataParallel and call the wrapper, or "
+                f"all-reduce each `.grad` before `step()`."
+            )
         return (
             f"The averaged gradients were different already: the {by} returns different ones on each rank. Return "
             f"the same on all ranks; if the replicas are meant to differ (local SGD), pass on_drift=None."
         )
-    for records in steps:
-        for name, values in differing(records, "hyperparameters").items():
-            of_value = by_value(dict(enumerate(values)))
-            values_by_rank = ", but ".join(f"{value} on {ranks(of_rank)}" for value, of_rank in of_value.items())
-            return f"The averaged gradients were equal; `{name}` is {values_by_rank}. Set the same on all ranks."
+    if cause := next(filter(None, map(_hyperparameters, steps)), ""):
+        return f"The averaged gradients were equal; {cause}"
     for record in steps[-1]:
         if record["optimizer_steps"] > record["backwards"]:
             return (
@@ -153,9 +211,24 @@ def _cause(steps: Sequence[Records], hook: str | None, offenders: Sequence[int])
                 f"{count(record['backwards'], 'synchronised backward')}: gradients were not averaged. "
                 f"{CALL_THE_WRAPPER}"
             )
+    if states := differing(steps[0], "state"):
+        return (
+            f"The averaged gradients were equal, but the optimizer's state differs, such as `{min(states)}`: only one "
+            f"rank has loaded a checkpoint, or a rank ran out of inputs under `join`. Load the same on all ranks; "
+            f"minddp's wrapper has `ddp.synchronize(optimizer=optimizer)` for it."
+        )
     return (
         f"The averaged gradients were equal, and no hyperparameter is known to differ: something has written to "
         f"the parameters or to `.grad` on {ranks(offenders)}, such as `load_state_dict`, or the optimizer's state "
         f"differs (only one rank has loaded a checkpoint, or a rank ran out of inputs under `join`). Do it on all "
         f"ranks, or call `ddp.synchronize(optimizer=optimizer)` after it."
     )
+
+
+def _hyperparameters(records: Records) -> str:
+    """The first hyperparameter that differs; empty if none does."""
+    for name, values in differing(records, "hyperparameters").items():
+        of_value = by_value(dict(enumerate(values)))
+        values_by_rank = ", but ".join(f"{value} on {ranks(of_rank)}" for value, of_rank in of_value.items())
+        return f"`{name}` is {values_by_rank}. Set the same on all ranks."
+    return ""

@@ -1,4 +1,7 @@
-"""The guard calls its checks around forward, backward and optimizers; `comparison.py` compares their notes."""
+"""The guard calls its checks around forward, backward and optimizers; `comparison.py` compares their notes.
+
+A wrapper of minddp calls its guard itself, by `Guarded`. For other modules an observer does (`observer.py`).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from minddp.platform import streams
 from minddp.tools.watchdog.check import ALONE, Check, Finding
 from minddp.tools.watchdog.comparison import NotesComparison
 from minddp.tools.watchdog.drift import DriftCheck
-from minddp.tools.watchdog.misuse import BypassCheck, SameDataCheck
+from minddp.tools.watchdog.finite import NotFiniteCheck
+from minddp.tools.watchdog.misuse import BypassCheck, NamedParams, SameDataCheck, SameOrderCheck
 from minddp.tools.watchdog.slow_rank import SlowRank
 from minddp.transport.protocols import Transport
 
@@ -34,7 +38,8 @@ class Guard(Mode, StepWatcher):
 
     Notes are compared from the first synchronised backward on, in which all ranks take part: a copy of the wrapper
     on one rank, which never trains, must not take the place of another rank's. This ends with `close`, or when the
-    guard is collected. `num_passes`: the backwards that the reducer has synchronised before.
+    guard is collected. `num_passes`: the backwards that the reducer has synchronised before. `steps_are_passes`:
+    nobody knows when gradients are averaged, so they are taken to be when an optimizer steps.
     """
 
     def __init__(
@@ -43,6 +48,8 @@ class Guard(Mode, StepWatcher):
         transport: Transport,
         checks: MutableMapping[str, Check],
         num_passes: int = 0,
+        *,
+        steps_are_passes: bool = False,
     ):
         assert transport.store is not None
         self.checks = checks
@@ -53,9 +60,11 @@ class Guard(Mode, StepWatcher):
         self._guarded = {id(param) for _, param in params}
         # Where training is.
         self._first_pass = num_passes
-        self._step = 0
+        self.step = 0  # the number of the next synchronised backward
         self._in_backward = False
         self._steps_alone = 0  # optimizer steps since the last synchronised backward
+        self._steps_are_passes = steps_are_passes
+        self._stepping: int | None = None  # the id of the optimizer that was the first to step
         self.watch_steps()
         weakref.finalize(self, self._comparison.abandon).atexit = False
         self._group_end = transport.when_group_ends(weakly(self.close))
@@ -69,9 +78,13 @@ class Guard(Mode, StepWatcher):
         self.ignore_steps()
         self._comparison.close()
 
+    def counts_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """Where `steps_are_passes`, the steps of this optimizer are."""
+        self._stepping = id(optimizer)
+
     def before_module(self, num_passes: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._step = num_passes - self._first_pass
-        self.call("before_module", self._step, inputs, kwargs)
+        self.step = num_passes - self._first_pass
+        self.call("before_module", self.step, inputs, kwargs)
 
     def shadow_begins(self) -> None:
         """Start with the first reduced backward, also on a rank that has joined."""
@@ -80,8 +93,8 @@ class Guard(Mode, StepWatcher):
     def first_gradient(self, param: int) -> None:
         self._steps_alone, self._in_backward = 0, True
         self.shadow_begins()
-        self.call("first_gradient", self._step)
-        self._step += 1
+        self.call("first_gradient", self.step)
+        self.step += 1
 
     def before_unpack(self) -> None:
         self.call("before_unpack")
@@ -103,6 +116,10 @@ class Guard(Mode, StepWatcher):
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._looks_at(optimizer):
+            self._stepping = self._stepping or id(optimizer)
+            if self._steps_are_passes and self._stepping == id(optimizer):
+                self.first_gradient(-1)
+                self.post_backward()
             self.call("before_step", optimizer)
             self._steps_alone += 1
             if self._steps_alone == ALONE:
@@ -115,6 +132,26 @@ class Guard(Mode, StepWatcher):
     def _looks_at(self, optimizer: torch.optim.Optimizer) -> bool:
         """Not in backward, where each bucket may have its own step."""
         return not self._in_backward and steps_on(optimizer, self._guarded)
+
+
+def checks_of(named: NamedParams, *, starts_equal: bool) -> dict[str, Check]:
+    """The checks of a wrapper that reduces these parameters."""
+    here = on_one_device(named)
+    checks: dict[str, Check] = {
+        "drift": DriftCheck(here, starts_equal=starts_equal),
+        "bypass": BypassCheck(here),
+        "same data": SameDataCheck(),
+        "same order": SameOrderCheck(),
+        "not finite": NotFiniteCheck(here),
+    }
+    if not streams.has_streams(here[0][1].device):
+        checks["slow_rank"] = SlowRank()
+    return checks
+
+
+def on_one_device(named: NamedParams) -> NamedParams:
+    """Those on the device of the first."""
+    return [(name, param) for name, param in named if param.device == named[0][1].device]
 
 
 @dataclass(eq=False)
@@ -130,14 +167,9 @@ class Guarded(Extension):
         if transport.world_size == 1 or transport.store is None:
             return
         named = [(spec.name, param) for spec, param in zip(reducer.plan.params, reducer.params, strict=True)]
-        here = [(name, param) for name, param in named if param.device == named[0][1].device]
-        checks: dict[str, Check] = {
-            "drift": DriftCheck(here, starts_equal=starts_equal),
-            "bypass": BypassCheck(here),
-            "same data": SameDataCheck(),
-        }
-        if not (streams.has_streams(ddp.device) or self.shares):  # ranks may have different numbers of them
-            checks["slow_rank"] = SlowRank()
+        checks = checks_of(named, starts_equal=starts_equal)
+        if self.shares:  # ranks may have different numbers of them
+            checks.pop("slow_rank", None)
         self.guard = Guard(named, transport, checks, reducer.num_passes)
         reducer.modes.append(self.guard)
         if (hook := ddp._registered_hook) is not None:

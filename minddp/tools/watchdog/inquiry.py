@@ -15,6 +15,7 @@ All of them raise it, so every rank reports the cause instead of a consequence.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 
@@ -23,8 +24,10 @@ import torch.distributed as dist
 from minddp.platform.rank_processes import RankProcesses
 from minddp.platform.repeating_thread import RepeatingThread
 from minddp.platform.store import POLL_S, Messages, own_connection
-from minddp.tools.watchdog.rank_state import EXITED, LEFT, SILENT, RankState
+from minddp.tools.watchdog.diagnosis import Diagnosis, diagnose
+from minddp.tools.watchdog.rank_state import ENDED, EXITED, LEFT, SILENT, STOPPED, RankState
 
+_log = logging.getLogger("minddp.tools.watchdog")
 READ_EVERY_S = 1.0
 ANSWER_LIMIT_S = 3 * READ_EVERY_S
 
@@ -33,12 +36,20 @@ class Inquiry:
     """Answers for one rank until `close`, and asks the others.
 
     All ranks of a group must create their inquiries in the same order. `state` returns the rank's state, or `None`
-    if its module is gone; it must hold no reference to the module.
+    if its module is gone; it must hold no reference to the module. `absence` returns why there will be no answer,
+    when this inquiry ends.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, state: Callable[[], RankState | None]):
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        state: Callable[[], RankState | None],
+        absence: Callable[[], str] = lambda: LEFT,
+    ):
         self.messages = Messages.open(own_connection(store), "minddp/watchdog", rank, world_size)
-        self._state = state
+        self._state, self._own_absence = state, absence
         self._processes = RankProcesses(self.messages)
         self._answered = 0
         self.group_end: object = None  # kept as long as this inquiry
@@ -53,12 +64,38 @@ class Inquiry:
         deadline = time.monotonic() + ANSWER_LIMIT_S
         while pending := [rank for rank in range(self.messages.world_size) if rank not in found]:
             time.sleep(POLL_S)
-            otherwise = SILENT if time.monotonic() > deadline or is_over() else None
+            is_late = time.monotonic() > deadline or is_over()
             for rank in pending:
-                state = self.messages.read(rank, "answer", question) or self._absence(rank) or otherwise
+                state = self.messages.read(rank, "answer", question) or self._absence(rank)
+                if state is None and is_late:
+                    state = STOPPED if self._processes.is_stopped(rank) else SILENT
                 if state is not None:
                     found[rank] = state
         return found
+
+    def examine(self, waited_s: float, limit_s: float, wait: str, is_over: Callable[[], bool]) -> str | None:
+        """The reason why a wait can never end, or `None`. `wait` is its name, equal on all ranks that wait in it.
+
+        See [Note: which rank asks, and when] and, in `watched_transport.py`, [Note: how long to wait].
+        """
+        interval = int(waited_s / limit_s).bit_length()  # of 1, 2-3, 4-7, 8-15, ... limits
+        report = f"report {interval} of {wait}"
+        occasions = [*self.occasions(), *([report] if interval else [])]
+        if occasions and (verdict := self.messages.settled("verdict")):
+            return str(verdict)
+        if claimed := [occasion for occasion in occasions if self.claims(occasion)]:
+            diagnosis = self.diagnose(is_over)
+            if diagnosis.is_certain:
+                return diagnosis.text
+            if report in claimed:
+                _log.warning("Waited for %.0f s so far. %s", waited_s, diagnosis.text)
+        return None
+
+    def diagnose(self, is_over: Callable[[], bool]) -> Diagnosis:
+        try:
+            return diagnose(self.ask(is_over))
+        except RuntimeError as error:
+            return Diagnosis(f"The store does not answer either ({error}): the rank that hosts it has ended.", True)
 
     def alarm(self) -> None:
         """Give all waiting ranks an occasion to ask."""
@@ -81,11 +118,16 @@ class Inquiry:
             self.alarm()
         return diagnosis
 
+    def absences(self) -> dict[int, str]:
+        """Why ranks will not answer, of those that will not."""
+        found = {rank: self._absence(rank) for rank in range(self.messages.world_size)}
+        return {rank: absence for rank, absence in found.items() if absence is not None}
+
     def _absence(self, rank: int) -> str | None:
         """Why a rank will not answer; `None` if it may."""
-        if self._processes.has_ended(rank):
+        if self._processes.has_ended(rank) and not (self.messages.read(rank, "left") or "").startswith(ENDED):
             return EXITED
-        return LEFT if self.messages.read(rank, "left") else None
+        return self.messages.read(rank, "left")
 
     def _turn(self, is_last: bool) -> None:
         """Answer new questions, or leave."""
@@ -94,7 +136,7 @@ class Inquiry:
             self._answer(question)
         self._answered = asked
         if is_last:
-            self.messages.post(True, "left")
+            self.messages.post(self._own_absence(), "left")
             self.alarm()
             self.messages.leave("asked", "alarms", "left", "process")
 

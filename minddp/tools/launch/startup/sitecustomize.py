@@ -61,6 +61,10 @@ def install() -> None:
         on_cpu.install()
     if "MINDDP_NATIVE" not in os.environ:
         minddp.install()
+    if settings := os.environ.get("MINDDP_WATCH"):
+        from minddp.tools.watchdog.watch import watch_process
+
+        watch_process(settings)
     if setting := os.environ.get("MINDDP_XRAY"):
         from minddp.tools.xray.wrappers import record_process
 
