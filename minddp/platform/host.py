@@ -31,7 +31,7 @@ def namespace(kind: str) -> str:
 
 
 def process_state(pid: int) -> str:
-    """The letter in the process table (`R`, `S`, `T` if stopped, ...), `Z` if it is gone; empty if it is unknown."""
+    """Its letter in the process table, such as T for one that is stopped; Z if it is gone, or empty if unknown."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -19,7 +19,7 @@ _PHASES = {
     "FINISHED": "is in a backward around one that was reduced",
 }
 EQUALLY_MANY = (
-    "give every rank equally many batches (`DistributedSampler` does; `drop_last=True`), or train within `ddp.join()`"
+    "give every rank equally many batches (`DistributedSampler`, `drop_last=True`), or train within `ddp.join()`"
 )
 States = Mapping[int, RankState]  # by rank
 
@@ -60,13 +60,10 @@ def _steps_dropped_by_some(states: States) -> Iterator[str]:
 
 def _ranks_gone(absent: Mapping[int, str]) -> Iterator[str]:
     for rank, absence in absent.items():
-        if absence == LEFT or absence.startswith(f"{ENDED},"):
-            yield f"Rank {rank} {absence}."
+        if absence == LEFT:
+            yield f"Rank {rank} {LEFT}."
         if absence in (EXITED, ENDED):
-            says_why = "; its own output says why" if absence == EXITED else ""
-            yield (
-                f"Rank {rank} {absence}{says_why}. If that was no error, {EQUALLY_MANY}."
-            )
+            yield f"Rank {rank} {absence}; its own output says why. If that was no error, {EQUALLY_MANY}."
 
 
 def _different_collectives(states: States) -> Iterator[str]:
@@ -85,24 +82,25 @@ def _different_collectives(states: States) -> Iterator[str]:
 
 def _different_calls(states: States) -> Iterator[str]:
     """All ranks wait, and not in the same call."""
-    calls = {rank: state.waits_in for rank, state in states.items() if state.waits_in and state.waiting_s is not None}
+    calls = {rank: it.waits_in for rank, it in states.items() if it.waits_in and it.waiting_s is not None}
     if len(calls) == len(states) and len(set(calls.values())) > 1:
         waits = [
             f"{wording.subject(ranks, 'waits', 'wait')} in {call} ({states[ranks[0]].where})"
             for call, ranks in wording.by_value(calls).items()
         ]
         yield (
-            f"{'; '.join(waits)}. Every rank of a group has to make the same calls in the same order: make this one on "
-            f"all ranks or on none. If a rank has no batches left, {EQUALLY_MANY}."
+            f"{'; '.join(waits)}. All ranks of a group have to make the same calls in the same order: make each on all "
+            f"ranks or on none. If a rank has no batches left, {EQUALLY_MANY}."
         )
 
 
 def _missing_gradients(states: States) -> Iterator[str]:
     """Ranks whose backward has ended with gradients missing, so the buckets of these were not launched."""
-    common = set.intersection(*({*state.missing} for state in states.values())) if len(states) > 1 else set()
+    waiting = [state for state in states.values() if state.waiting_s is not None]
+    unused = {name for state in waiting for name in state.missing}  # there, too
     for rank, state in states.items():
-        missing = [name for name in state.missing if name not in common]
-        if state.phase == "INCOMPLETE" and missing:
+        missing = [name for name in state.missing if name not in unused]
+        if state.phase == "INCOMPLETE" and state.waiting_s is None and missing:
             yield (
                 f"Rank {rank} has not produced gradients for {wording.names(missing)}: backward "
                 f"{state.backward} has ended there without them. Use them in the loss on every rank, or pass "
@@ -118,12 +116,12 @@ def _ranks_elsewhere(states: States, absent: Mapping[int, str]) -> Iterator[str]
             doing = "accumulates under no_sync" if state.accumulates else _PHASES[state.phase]
             behind = f", at backward {state.backward} of {furthest}" if state.backward < furthest else ""
             yield f"Rank {rank} {doing}{behind}, {state.where}."
-            if state.phase == "IDLE" and behind and not state.accumulates:
+            if behind and state.phase == "IDLE" and not state.accumulates:
                 yield f"If it has no batches left, {EQUALLY_MANY}."
     if stopped := [rank for rank, absence in absent.items() if absence == STOPPED]:
         yield (
-            f"{wording.subject(stopped, 'is', 'are')} stopped, by a signal (SIGSTOP, Ctrl-Z) or a debugger: the process "
-            f"goes on after `kill -CONT`."
+            f"{wording.subject(stopped, 'is', 'are')} stopped, by a signal (SIGSTOP, Ctrl-Z) or a debugger; `kill -CONT` "
+            f"lets a process go on."
         )
     if silent := [rank for rank, absence in absent.items() if absence == SILENT]:
         yield f"{wording.subject(silent, 'does', 'do')} not answer: the host may be down or cut off."
@@ -131,8 +129,7 @@ def _ranks_elsewhere(states: States, absent: Mapping[int, str]) -> Iterator[str]
 
 def _waiting_ranks(states: States) -> Iterator[str]:
     if waiting := [rank for rank, state in states.items() if state.waiting_s is not None]:
-        of_rank = {rank: states[rank].waits_in or (states[rank].recent and states[rank].last) for rank in waiting}
-        collectives = {*filter(None, of_rank.values())}
+        collectives = {it.waits_in or it.last for rank in waiting if (it := states[rank]).recent or it.waits_in}
         where = f" in {collectives.pop()}" if len(collectives) == 1 else ""
         yield f"{wording.subject(waiting, 'waits', 'wait')}{where}."
 
@@ -141,5 +138,5 @@ def _line(state: RankState | str) -> str:
     if isinstance(state, str):
         return state
     wait = "" if state.waiting_s is None else f", waiting for {state.waiting_s:.0f} s"
-    wait += f" in {state.waits_in}" if state.waits_in else ""
+    wait += state.waits_in and f" in {state.waits_in}"
     return f"{state.phase.lower()}, backward {state.backward}; {state.last}{wait}; {state.where} ({state.process})"

@@ -4,8 +4,6 @@ An average that is NaN does not show which rank it came from. So each rank tests
 marks the first element that is not finite. All buckets are launched whatever was found, so that the ranks stay in
 step. When the averages are in the gradients, the ranks exchange their first marks by a small all-reduce, and all
 raise the same error. This comes last, since a communication hook may launch collectives until then.
-
-Without `check_finite`, `NotFiniteCheck` looks at the sampled steps of the guard.
 """
 
 from __future__ import annotations
@@ -109,7 +107,7 @@ def not_finite(reducer: Reducer, mark_of_rank: dict[int, int]) -> FloatingPointE
 
 
 class NotFiniteCheck(Check):
-    """Does an optimizer step with NaN or infinity, and on which rank did it arise? In the sampled steps of a guard.
+    """Does an optimizer step with NaN or infinity, and where did it arise? In the sampled steps of a guard.
 
     A GradScaler leaves such a step out. `params` are on one device.
     """
@@ -117,68 +115,52 @@ class NotFiniteCheck(Check):
     def __init__(self, params: NamedParams):
         self._params = params
         self._hooks: list[RemovableHandle] = []
-        self._own: list[tuple[str, torch.Tensor]] = []  # sums of this rank's gradients, as they arrive
+        self._own: list[tuple[str, torch.Tensor]] = []  # the sums of this rank's gradients, as they arrive
         self._step: int | None = None  # sampled, and not seen by an optimizer yet
-        self._new: deque[tuple[int, tuple[list[tuple[str, torch.Tensor]], ...]]] = deque()
-        self._last_finite: int | None = None
+        self._new: deque[tuple[int, tuple[Any, Any]]] = deque()
 
     def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._remove_hooks()
+        self.post_backward()
         if is_sampled(step):
             self._own = own = []
-
-            def note(name: str, grad: torch.Tensor | None) -> None:
-                if grad is not None and grad.layout is torch.strided:
-                    own.append((name, grad.sum()))
-
+            note = lambda name, grad: own.append((name, grad.sum())) if isinstance(grad, torch.Tensor) else None  # noqa: E731
             self._hooks = [param.register_hook(partial(note, name)) for name, param in self._params]
 
     def first_gradient(self, step: int) -> None:
         self._step = step if is_sampled(step) else None
 
     def post_backward(self) -> None:
-        self._remove_hooks()
-
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._step is None or getattr(optimizer, "found_inf", None) is not None:  # it leaves out the step itself
-            return
-        grads = readable((name, param.grad) for name, param in self._params)
-        norms = torch._foreach_norm([grad for grad in grads.values() if grad.numel()], math.inf)
-        averaged = zip((name for name, grad in grads.items() if grad.numel()), norms, strict=True)
-        self._new.append((self._step, (self._own, [*averaged])))
-        self._step, self._own = None, []
-
-    def take_notes(self, is_last: bool = False) -> Notes:
-        taken = [self._new.popleft() for _ in range(len(self._new))]
-        return [(step, [_not_finite_names(values) for values in of_step]) for step, of_step in taken]
-
-    def release(self) -> None:
-        self._params = ()
-        self._remove_hooks()
-
-    def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
-        averaged = next((averaged for _, averaged in notes if averaged), None)
-        if averaged is None:
-            self._last_finite = number
-            return
-        own = {rank: names for rank, (names, _) in enumerate(notes) if names}
-        origin = f" It came from {wording.ranks([*own])}, first in {wording.names([*own.values()][0][:1])}." if own else ""
-        last = "" if self._last_finite is None else f" (finite in step {self._last_finite})"
-        text = (
-            f"An optimizer has stepped with gradients that are not finite in step {number}{last}: NaN or infinity in "
-            f"{wording.names(averaged)}.{origin} The weights are lost from then on: begin again from a checkpoint, "
-            f"look at the batch and the loss of that step, and lower the learning rate or clip gradients."
-        )
-        yield Finding("not finite", "gradients", number, tuple(own) or tuple(range(len(notes))), text)
-
-    def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._step is not None and getattr(optimizer, "found_inf", None) is None:  # else it leaves the step out
+            grads = readable((name, param.grad) for name, param in self._params)
+            filled = {name: grad for name, grad in grads.items() if grad.numel()}
+            norms = torch._foreach_norm([*filled.values()], math.inf) if filled else ()
+            self._new.append((self._step, (self._own, [*zip(filled, norms, strict=True)])))
+        self._step = None
 
-def _not_finite_names(values: Sequence[tuple[str, torch.Tensor]]) -> list[str]:
-    return [name for name, value in values if not value.isfinite().item()]
+    def take_notes(self, is_last: bool = False) -> Notes:
+        taken = [self._new.popleft() for _ in range(len(self._new))]
+        lacking = lambda named: [name for name, value in named if not value.isfinite().all().item()]  # noqa: E731
+        return [(step, [*map(lacking, of_step)]) for step, of_step in taken]
+
+    def release(self) -> None:
+        self._params = ()
+        self.post_backward()
+
+    def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
+        own = {rank: names for rank, (names, _) in enumerate(notes) if names}
+        if averaged := max((averaged for _, averaged in notes), key=len):
+            origin = f" It arose on {wording.ranks([*own])}, first in `{next(iter(own.values()))[0]}`." if own else ""
+            text = (
+                f"In step {number} an optimizer has stepped with gradients that are not finite: NaN or infinity in "
+                f"{wording.names(averaged)}.{origin} The weights are lost: go back to a checkpoint, look at the batch and "
+                f"the loss of that step, and lower the learning rate or clip gradients."
+            )
+            yield Finding("not finite", "gradients", number, tuple(own) or tuple(range(len(notes))), text)
 
 
 @dataclass(eq=False)

@@ -1,6 +1,6 @@
 """The guard calls its checks around forward, backward and optimizers; `comparison.py` compares their notes.
 
-A wrapper of minddp calls its guard itself, by `Guarded`. For other modules an observer does (`observer.py`).
+A wrapper of minddp calls its guard by `Guarded`; for other modules see `observer.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minddp.tools.watchdog.check import ALONE, Check, Finding
 from minddp.tools.watchdog.comparison import NotesComparison
 from minddp.tools.watchdog.drift import DriftCheck
 from minddp.tools.watchdog.finite import NotFiniteCheck
-from minddp.tools.watchdog.misuse import BypassCheck, NamedParams, SameDataCheck, SameOrderCheck
+from minddp.tools.watchdog.misuse import BypassCheck, NamedParams, SameDataCheck
 from minddp.tools.watchdog.slow_rank import SlowRank
 from minddp.transport.protocols import Transport
 
@@ -38,9 +38,10 @@ class Guard(Mode, StepWatcher):
 
     Notes are compared from the first synchronised backward on, in which all ranks take part: a copy of the wrapper
     on one rank, which never trains, must not take the place of another rank's. This ends with `close`, or when the
-    guard is collected. `num_passes`: the backwards that the reducer has synchronised before. `steps_are_passes`:
-    nobody knows when gradients are averaged, so they are taken to be when an optimizer steps.
+    guard is collected. `num_passes`: the backwards that the reducer has synchronised before.
     """
+
+    steps_are_passes = False  # an optimizer's step ends a synchronised backward, of which nothing else is known
 
     def __init__(
         self,
@@ -48,8 +49,6 @@ class Guard(Mode, StepWatcher):
         transport: Transport,
         checks: MutableMapping[str, Check],
         num_passes: int = 0,
-        *,
-        steps_are_passes: bool = False,
     ):
         assert transport.store is not None
         self.checks = checks
@@ -60,10 +59,9 @@ class Guard(Mode, StepWatcher):
         self._guarded = {id(param) for _, param in params}
         # Where training is.
         self._first_pass = num_passes
-        self.step = 0  # the number of the next synchronised backward
+        self.step = 0  # synchronised backwards so far
         self._in_backward = False
         self._steps_alone = 0  # optimizer steps since the last synchronised backward
-        self._steps_are_passes = steps_are_passes
         self._stepping: int | None = None  # the id of the optimizer that was the first to step
         self.watch_steps()
         weakref.finalize(self, self._comparison.abandon).atexit = False
@@ -77,10 +75,6 @@ class Guard(Mode, StepWatcher):
     def close(self) -> None:
         self.ignore_steps()
         self._comparison.close()
-
-    def counts_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
-        """Where `steps_are_passes`, the steps of this optimizer are."""
-        self._stepping = id(optimizer)
 
     def before_module(self, num_passes: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.step = num_passes - self._first_pass
@@ -115,9 +109,9 @@ class Guard(Mode, StepWatcher):
                 _log.warning("A check of the guard has failed and is left out from now on.", exc_info=True)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._looks_at(optimizer):
+        if self.looks_at(optimizer):
             self._stepping = self._stepping or id(optimizer)
-            if self._steps_are_passes and self._stepping == id(optimizer):
+            if self.steps_are_passes and self._stepping == id(optimizer):
                 self.first_gradient(-1)
                 self.post_backward()
             self.call("before_step", optimizer)
@@ -126,25 +120,23 @@ class Guard(Mode, StepWatcher):
                 self._comparison.start(f"{self._name}/alone")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._looks_at(optimizer):
+        if self.looks_at(optimizer):
             self.call("after_step", optimizer)
 
-    def _looks_at(self, optimizer: torch.optim.Optimizer) -> bool:
+    def looks_at(self, optimizer: torch.optim.Optimizer) -> bool:
         """Not in backward, where each bucket may have its own step."""
         return not self._in_backward and steps_on(optimizer, self._guarded)
 
 
 def checks_of(named: NamedParams, *, starts_equal: bool) -> dict[str, Check]:
-    """The checks of a wrapper that reduces these parameters."""
-    here = on_one_device(named)
+    """The checks of a wrapper that reduces these parameters, which are on one device."""
     checks: dict[str, Check] = {
-        "drift": DriftCheck(here, starts_equal=starts_equal),
-        "bypass": BypassCheck(here),
+        "drift": DriftCheck(named, starts_equal=starts_equal),
+        "bypass": BypassCheck(named),
         "same data": SameDataCheck(),
-        "same order": SameOrderCheck(),
-        "not finite": NotFiniteCheck(here),
+        "not finite": NotFiniteCheck(named),
     }
-    if not streams.has_streams(here[0][1].device):
+    if not streams.has_streams(named[0][1].device):
         checks["slow_rank"] = SlowRank()
     return checks
 
@@ -167,7 +159,7 @@ class Guarded(Extension):
         if transport.world_size == 1 or transport.store is None:
             return
         named = [(spec.name, param) for spec, param in zip(reducer.plan.params, reducer.params, strict=True)]
-        checks = checks_of(named, starts_equal=starts_equal)
+        checks = checks_of(on_one_device(named), starts_equal=starts_equal)
         if self.shares:  # ranks may have different numbers of them
             checks.pop("slow_rank", None)
         self.guard = Guard(named, transport, checks, reducer.num_passes)

@@ -25,9 +25,9 @@ from minddp.platform.rank_processes import RankProcesses
 from minddp.platform.repeating_thread import RepeatingThread
 from minddp.platform.store import POLL_S, Messages, own_connection
 from minddp.tools.watchdog.diagnosis import Diagnosis, diagnose
-from minddp.tools.watchdog.rank_state import ENDED, EXITED, LEFT, SILENT, STOPPED, RankState
+from minddp.tools.watchdog.rank_state import EXITED, LEFT, SILENT, STOPPED, RankState
 
-_log = logging.getLogger("minddp.tools.watchdog")
+_log = logging.getLogger(__name__)
 READ_EVERY_S = 1.0
 ANSWER_LIMIT_S = 3 * READ_EVERY_S
 
@@ -36,8 +36,7 @@ class Inquiry:
     """Answers for one rank until `close`, and asks the others.
 
     All ranks of a group must create their inquiries in the same order. `state` returns the rank's state, or `None`
-    if its module is gone; it must hold no reference to the module. `absence` returns why there will be no answer,
-    when this inquiry ends.
+    if its module is gone; it must hold no reference to the module. `left`: why there is no answer after `close`.
     """
 
     def __init__(
@@ -46,10 +45,10 @@ class Inquiry:
         rank: int,
         world_size: int,
         state: Callable[[], RankState | None],
-        absence: Callable[[], str] = lambda: LEFT,
+        left: str = LEFT,
     ):
         self.messages = Messages.open(own_connection(store), "minddp/watchdog", rank, world_size)
-        self._state, self._own_absence = state, absence
+        self._state, self._left = state, left
         self._processes = RankProcesses(self.messages)
         self._answered = 0
         self.group_end: object = None  # kept as long as this inquiry
@@ -74,9 +73,9 @@ class Inquiry:
         return found
 
     def examine(self, waited_s: float, limit_s: float, wait: str, is_over: Callable[[], bool]) -> str | None:
-        """The reason why a wait can never end, or `None`. `wait` is its name, equal on all ranks that wait in it.
+        """The reason why a wait can never end, or `None`. `wait`: its name, equal on all ranks that wait in it.
 
-        See [Note: which rank asks, and when] and, in `watched_transport.py`, [Note: how long to wait].
+        See [Note: which rank asks, and when], and [Note: how long to wait] in `watched_transport.py`.
         """
         interval = int(waited_s / limit_s).bit_length()  # of 1, 2-3, 4-7, 8-15, ... limits
         report = f"report {interval} of {wait}"
@@ -118,16 +117,11 @@ class Inquiry:
             self.alarm()
         return diagnosis
 
-    def absences(self) -> dict[int, str]:
-        """Why ranks will not answer, of those that will not."""
-        found = {rank: self._absence(rank) for rank in range(self.messages.world_size)}
-        return {rank: absence for rank, absence in found.items() if absence is not None}
-
     def _absence(self, rank: int) -> str | None:
         """Why a rank will not answer; `None` if it may."""
-        if self._processes.has_ended(rank) and not (self.messages.read(rank, "left") or "").startswith(ENDED):
+        if self._processes.has_ended(rank):
             return EXITED
-        return self.messages.read(rank, "left")
+        return self.messages.read(rank, "left")  # type: ignore[no-any-return]
 
     def _turn(self, is_last: bool) -> None:
         """Answer new questions, or leave."""
@@ -136,7 +130,7 @@ class Inquiry:
             self._answer(question)
         self._answered = asked
         if is_last:
-            self.messages.post(self._own_absence(), "left")
+            self.messages.post(self._left, "left")
             self.alarm()
             self.messages.leave("asked", "alarms", "left", "process")
 

@@ -28,8 +28,8 @@ class RankState:
 
     `missing`: the parameters without a gradient. `recent`: the latest collectives by number, or by group and number;
     equal ones meet across ranks. `waiting_s`: how long the rank has waited, `None` if it does not wait; `waits_in`:
-    in which call, if that is known, or else in the latest collective. `drops`: the rank is about to drop a backward
-    that an exception has ended.
+    in which call, if not in the latest collective. `drops`: the rank is about to drop a backward that an exception
+    has ended.
     """
 
     phase: str = "IDLE"
@@ -46,7 +46,7 @@ class RankState:
     @property
     def number(self) -> Any:
         """The number of the latest collective; 0 if there was none."""
-        return next(reversed(self.recent), 0)
+        return next(reversed([*self.recent]), 0)
 
     @property
     def last(self) -> str:
@@ -54,7 +54,7 @@ class RankState:
 
 
 def numbered(number: Any) -> str:
-    return str(number) if isinstance(number, int) else "{1} of group {0}".format(*number)
+    return str(number) if isinstance(number, int) else f"{number[1]} of group {number[0]}"
 
 
 def main_frame() -> FrameType | None:
