@@ -1,4 +1,4 @@
-"""Which ranks' processes have ended or are stopped: the process table of a host shows it for the ranks that run there."""
+"""Which ranks' processes have ended, or are stopped: a host's process table shows it for the ranks there."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ours.add_argument("--on-cpu", action="store_true", help="run a script for CUDA and NCCL on the CPU and gloo")
     ours.add_argument("--native", action="store_true", help="with torch's own DDP, for comparison")
     ours.add_argument("--xray", "--out", type=Path, metavar="DIR", help="record some steps, with a report in DIR")
-    ours.add_argument("--watch", action="store_true", help="warn of silent problems, with any class (docs/watch.md)")
+    ours.add_argument(
+        "--watch", action="store_true", help="warn of silent problems, with any class (docs/watch.md)"
+    )
     ours.add_argument("--watch-raises", action="store_true", help="watch, and end at the first problem")
     ours.add_argument("--watch-json", type=Path, metavar="FILE", help="watch, and append each problem to FILE")
     # In the first steps, buckets are rebuilt and caches are cold.

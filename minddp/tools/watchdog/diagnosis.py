@@ -89,8 +89,8 @@ def _different_calls(states: States) -> Iterator[str]:
             for call, ranks in wording.by_value(calls).items()
         ]
         yield (
-            f"{'; '.join(waits)}. All ranks of a group have to make the same calls in the same order: make each on all "
-            f"ranks or on none. If a rank has no batches left, {EQUALLY_MANY}."
+            f"{'; '.join(waits)}. All ranks of a group have to make the same calls in the same order: make each on "
+            f"all ranks or on none. If a rank has no batches left, {EQUALLY_MANY}."
         )
 
 
@@ -120,8 +120,8 @@ def _ranks_elsewhere(states: States, absent: Mapping[int, str]) -> Iterator[str]
                 yield f"If it has no batches left, {EQUALLY_MANY}."
     if stopped := [rank for rank, absence in absent.items() if absence == STOPPED]:
         yield (
-            f"{wording.subject(stopped, 'is', 'are')} stopped, by a signal (SIGSTOP, Ctrl-Z) or a debugger; `kill -CONT` "
-            f"lets a process go on."
+            f"{wording.subject(stopped, 'is', 'are')} stopped, by a signal (SIGSTOP, Ctrl-Z) or a debugger; "
+            f"`kill -CONT` lets a process go on."
         )
     if silent := [rank for rank, absence in absent.items() if absence == SILENT]:
         yield f"{wording.subject(silent, 'does', 'do')} not answer: the host may be down or cut off."

@@ -106,6 +106,9 @@ class DriftCheck(Check):
             self._apart = []
             if not found:
                 self._equal = number, notes
+                if differing(notes, "hyperparameters") and notes[0]["params"].keys().isdisjoint(notes[1]["params"]):
+                    everyone = tuple(range(len(notes)))  # of shards nothing else shows it
+                    yield Finding("drift", "shards", number, everyone, _cause([notes], self._reducer, everyone))
             return
         self._apart.append((number, notes))
         since, records = self._apart[0]
@@ -116,7 +119,10 @@ class DriftCheck(Check):
         offenders, differ = _split(differing(records, "params"))
         if self._equal is not None:
             equal_in, before = self._equal
-            when, cause = f"equal in step {equal_in}, different in step {since}", _cause([before, records], by, offenders)
+            when, cause = (
+                f"equal in step {equal_in}, different in step {since}",
+                _cause([before, records], by, offenders),
+            )
         elif not by and differing(records, "grads"):
             when, cause = "since the first step", _cause([records], by, offenders)
         else:
@@ -126,7 +132,9 @@ class DriftCheck(Check):
     def _meets_again(self, notes: Records) -> bool:
         """The replicas have had common values since they parted, perhaps after different numbers of steps."""
         of_ranks = zip(*(records for _, records in [*self._apart, (0, notes)]), strict=True)
-        return bool(set.intersection(*({tuple(record["params"].items()) for record in of_rank} for of_rank in of_ranks)))
+        return bool(
+            set.intersection(*({tuple(record["params"].items()) for record in of_rank} for of_rank in of_ranks))
+        )
 
 
 def differing(records: Records, key: str) -> dict[str, tuple[Any, ...]]:
@@ -158,8 +166,8 @@ def _cause(steps: Sequence[Records], by: str, offenders: Sequence[int]) -> str:
     unequal = {name for records in steps for name in differing(records, "grads")}
     if unequal and not by:
         return (
-            f"The gradients of {names(sorted(unequal))} differed when the optimizer stepped: they are not averaged. Wrap "
-            f"the module in DistributedDataParallel and call the wrapper, or all-reduce each `.grad` before."
+            f"The gradients of {names(sorted(unequal))} differed when the optimizer stepped: they are not averaged. "
+            f"Wrap the module in DistributedDataParallel and call the wrapper, or all-reduce each `.grad` before."
         )
     if unequal:
         return (

@@ -154,11 +154,13 @@ class NotFiniteCheck(Check):
     def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
         own = {rank: names for rank, (names, _) in enumerate(notes) if names}
         if averaged := max((averaged for _, averaged in notes), key=len):
-            origin = f" It arose on {wording.ranks([*own])}, first in `{next(iter(own.values()))[0]}`." if own else ""
+            origin = (
+                f" It arose on {wording.ranks([*own])}, first in `{next(iter(own.values()))[0]}`." if own else ""
+            )
             text = (
                 f"In step {number} an optimizer has stepped with gradients that are not finite: NaN or infinity in "
-                f"{wording.names(averaged)}.{origin} The weights are lost: go back to a checkpoint, look at the batch and "
-                f"the loss of that step, and lower the learning rate or clip gradients."
+                f"{wording.names(averaged)}.{origin} The weights are lost: go back to a checkpoint, look at the batch "
+                f"and the loss of that step, and lower the learning rate or clip gradients."
             )
             yield Finding("not finite", "gradients", number, tuple(own) or tuple(range(len(notes))), text)
 

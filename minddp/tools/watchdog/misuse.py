@@ -76,9 +76,10 @@ class BypassCheck(Check):
         if parted is not None and not set.intersection(*({*of_rank[parted:]} for of_rank in values)):
             everyone, since = tuple(range(len(notes))), f" after step {number}" if number >= 0 else ""
             apart = [name for name in readings[0][-1] if len({of_rank[-1].get(name) for of_rank in readings}) > 1]
+            remedy = NO_SYNC if all(no_sync) else CALL_THE_WRAPPER
             text = (
                 f"Gradients are not averaged: {ALONE} optimizer steps without a synchronised backward{since}, and "
-                f"{ranks(everyone)} have different values of {names(apart)}. {NO_SYNC if all(no_sync) else CALL_THE_WRAPPER}"
+                f"{ranks(everyone)} have different values of {names(apart)}. {remedy}"
             )
             yield Finding("bypass", "wrapper", number, everyone, text)
 
@@ -86,8 +87,8 @@ class BypassCheck(Check):
 class SameDataCheck(Check):
     """Has each rank its own data, and each epoch another order?
 
-    Takes a sample of the inputs of the first forward in each step. The first `BATCHES` are compared between ranks. If
-    they come once more, a second epoch has begun, in the order of the first.
+    Takes a sample of the inputs of the first forward in each step. The first `BATCHES` are compared between ranks.
+    If they come again, a second epoch has begun, in the order of the first.
     """
 
     def __init__(self) -> None:
@@ -113,7 +114,8 @@ class SameDataCheck(Check):
                 self._first.append(value)
                 notes += [(BATCHES - 1, self._first)] if len(self._first) == BATCHES else []
                 continue
-            self._num_again = self._num_again + 1 if value == self._first[self._num_again] else value == self._first[0]
+            is_next = value == self._first[self._num_again]
+            self._num_again = self._num_again + 1 if is_next else int(value == self._first[0])
             if self._num_again == BATCHES == len(set(self._first)):  # else they are synthetic
                 notes.append((BATCHES, self._num_read - BATCHES))
         return notes
@@ -122,8 +124,8 @@ class SameDataCheck(Check):
         everyone = tuple(range(len(notes)))
         if number == BATCHES:
             text = (
-                f"Every epoch has the same order: batches {notes[0]} to {notes[0] + BATCHES - 1} are the first {BATCHES} "
-                f"again, on all ranks. To shuffle anew, call `sampler.set_epoch(epoch)` before each epoch."
+                f"Every epoch has the same order: the batches of steps {notes[0]} to {notes[0] + BATCHES - 1} are the "
+                f"first {BATCHES} again, on all ranks. To shuffle anew, call `sampler.set_epoch(epoch)` in each epoch."
             )
             yield Finding("same order", "inputs", notes[0], everyone, text)
         elif all(prints == notes[0] for prints in notes) and len(set(notes[0])) >= FEWEST_DIFFERENT:

@@ -1,13 +1,13 @@
 """Guards of modules that call none: torch's wrapper, FSDP2, or any module in a loop of the script.
 
 [Note: torch's wrapper from outside]
-While a process is watched, three methods of torch's class, which torch's `replicate` uses too, call its guard. A hook
-on an output shows where a backward begins. Then the engine is asked for a call at the backward's end: it comes before
-the one in which torch waits for its buckets, and asks for another one, which comes after that.
+While a process is watched, three methods of torch's class, which torch's `replicate` uses too, call its guard. A
+hook on an output shows where a backward begins. Then the engine is asked for a call at the backward's end: it comes
+before the one in which torch waits for its buckets, and asks for another one, which comes after that.
 
 [Note: nobody knows when gradients are averaged]
-FSDP2 reduces within backward, a script wherever it likes. So an optimizer's step counts as the end of a backward, and
-replicas that differ may be averaged later (local SGD): they get time.
+FSDP2 reduces within backward, a script wherever it likes. So an optimizer's step counts as the end of a backward,
+and replicas that differ may be averaged later (local SGD): they get time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
 from minddp.core.autograd import call_at_end_of_backward, call_when_gradient_enters
 from minddp.ddp import DistributedDataParallel
-from minddp.tools.watchdog.drift import STILL_APART, DriftCheck
+from minddp.tools.watchdog.check import ALONE
+from minddp.tools.watchdog.drift import DriftCheck
 from minddp.tools.watchdog.fingerprint import shard_name
 from minddp.tools.watchdog.guard import Guard, checks_of, on_one_device
 from minddp.tools.watchdog.misuse import NamedParams
@@ -32,6 +33,7 @@ from minddp.tools.watchdog.rank_state import RankState
 from minddp.transport.process_group import ProcessGroupTransport
 
 TOPIC = "minddp/watch"
+PATIENCE = 2 * ALONE  # steps
 
 
 class StepGuard(Guard):
@@ -43,11 +45,11 @@ class StepGuard(Guard):
         named = named_params(module)
         here = [(shard_name(name, param), param) for name, param in on_one_device(named)]
         checks = checks_of(here, starts_equal=True)
-        checks["drift"] = DriftCheck(here, starts_equal=True, patience=STILL_APART, reducer="")
+        checks["drift"] = DriftCheck(here, starts_equal=True, patience=PATIENCE, reducer="")
         for check in ("bypass", "slow rank"):
             checks.pop(check, None)
         super().__init__(named, ProcessGroupTransport(dist.group.WORLD, TOPIC), checks)  # type: ignore[arg-type]
-        self._stepping = optimizer and id(optimizer)
+        self._stepping = None if optimizer is None else id(optimizer)
         if getattr(module, "_compiled_call_impl", None) is None:  # which would compile the hook
             module.register_forward_pre_hook(InputHook(self), with_kwargs=True)
 
@@ -74,7 +76,9 @@ class WrapperGuard(Guard):
 
     def __init__(self, ddp: TorchDDP):
         named = [(name, param) for name, param in named_params(ddp.module) if name not in ddp.parameters_to_ignore]
-        super().__init__(named, ProcessGroupTransport(ddp.process_group, TOPIC), checks_of(named, starts_equal=True))
+        super().__init__(
+            named, ProcessGroupTransport(ddp.process_group, TOPIC), checks_of(named, starts_equal=True)
+        )
         self._ddp, self._params = weakref.ref(ddp), named
         self._phase = "IDLE"
         self._num_hooks = 0

@@ -1,11 +1,11 @@
 """Where is a process while nothing of minddp waits in it? A thread looks at the main thread once a second.
 
-The main thread waits for other ranks if its innermost frame is in torch's distributed code or in a line with `.wait(`,
-or if its wrapper has all gradients and backward has not ended. It is one wait while this stays so, and no collective
-is launched. If a wait becomes long, the ranks report their states: see `inquiry.py`.
+The main thread waits for other ranks if its innermost frame is in torch's distributed code or in a line with
+`.wait(`, or if its wrapper has all gradients and backward has not ended. It is one wait while this stays so, and no
+collective is launched. If a wait becomes long, the ranks report their states: see `inquiry.py`.
 
-The collectives that a process has launched, also those of torch's C++ code, are in torch's flight record, which is on
-by default (`TORCH_FR_BUFFER_SIZE`). Torch before 2.13 has none for gloo: then a report lacks them.
+The collectives that a process has launched, also those of torch's C++ code, are in torch's flight record, which is
+on by default (`TORCH_FR_BUFFER_SIZE`). Where a version of torch has none for a backend, a report lacks them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class ProcessMonitor:
     def __init__(self, limit_s: float, state: Callable[[], RankState], on_stuck: Callable[[], object]):
         self._limit_s, self._state_of_training, self._on_stuck = limit_s, state, on_stuck
         self._inquiry: Inquiry | None = None
-        self._wait: tuple[str, object, int] | None = None  # the call, and the numbers of what was launched and begun
+        self._wait: tuple[str, object, int] | None = (
+            None  # the call, and the numbers of what was launched and begun
+        )
         self._since = 0.0
         self._is_stuck = False
         self.close = RepeatingThread(self._turn, LOOK_EVERY_S, "minddp/watch").close
@@ -68,7 +70,8 @@ class ProcessMonitor:
         if self._inquiry is None and not is_last and dist.is_initialized() and dist.get_world_size() > 1:
             transport = ProcessGroupTransport(dist.group.WORLD, TOPIC)  # type: ignore[arg-type]
             assert transport.store is not None, "torch made the group"
-            self._inquiry = Inquiry(transport.store, transport.rank, transport.world_size, self.state, ENDED)
+            ranks = transport.rank, transport.world_size
+            self._inquiry = Inquiry(transport.store, *ranks, self.state, ENDED)
             self._inquiry.group_end = transport.when_group_ends(self._leave)
         elif self._inquiry is not None and not self._is_stuck:
             self._look(self._inquiry, ends_by_error=is_last and getattr(sys, "last_value", None) is not None)
@@ -123,5 +126,7 @@ def flight_record() -> dict[tuple[str, int], str]:
             if operation in SAME_SIZE and entry["input_sizes"]:
                 size = f" of {math.prod(entry['input_sizes'][0]):,} {entry['input_dtypes'][0].lower()}"
             if not entry["is_p2p"]:  # else made by two ranks only
-                recent[f"{entry['process_group'][0]} ({backend})", entry["collective_seq_id"]] = f"{operation}{size}"
+                recent[f"{entry['process_group'][0]} ({backend})", entry["collective_seq_id"]] = (
+                    f"{operation}{size}"
+                )
     return recent

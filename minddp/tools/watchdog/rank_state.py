@@ -26,10 +26,10 @@ STOPPED, ENDED = "is stopped", "has ended its program"
 class RankState:
     """A rank's answer.
 
-    `missing`: the parameters without a gradient. `recent`: the latest collectives by number, or by group and number;
-    equal ones meet across ranks. `waiting_s`: how long the rank has waited, `None` if it does not wait; `waits_in`:
-    in which call, if not in the latest collective. `drops`: the rank is about to drop a backward that an exception
-    has ended.
+    `missing`: the parameters without a gradient. `recent`: the latest collectives by number, or by group and
+    number; equal ones meet across ranks. `waiting_s`: how long the rank has waited, `None` if it does not wait;
+    `waits_in`: in which call, if not in the latest collective. `drops`: the rank is about to drop a backward that an
+    exception has ended.
     """
 
     phase: str = "IDLE"
@@ -50,7 +50,11 @@ class RankState:
 
     @property
     def last(self) -> str:
-        return f"collective {numbered(self.number)}, {self.recent[self.number]}" if self.recent else "no collective yet"
+        return (
+            f"collective {numbered(self.number)}, {self.recent[self.number]}"
+            if self.recent
+            else "no collective yet"
+        )
 
 
 def numbered(number: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from minddp.tools.forecast.lateness import LEAST_SHARE, PHASES, RankTimes, WorkPhase, late_ranks
+from minddp.tools.forecast.lateness import PHASES, RankTimes, WorkPhase, late_ranks
 from minddp.tools.watchdog.check import Check, Finding, Notes, is_sampled
 
 WARM_UP_STEPS = 10  # memory is allocated, code compiled, buckets are rebuilt
@@ -98,10 +98,10 @@ class SlowRank(Check):
         is_full = window_s >= WINDOW_S
         if len(self._window) < WINDOW_STEPS or not (is_full or (self._hints and window_s >= HINT_S)):
             return
-        steps, least_share = self._window, LEAST_SHARE if is_full else HINT_SHARE
+        steps, least_share = self._window, 0.0 if is_full else HINT_SHARE
         self._window, self._hints = [] if is_full else steps, False
-        for late in late_ranks(steps, least_share):
-            if late.late_ns >= LEAST_LATE_NS:
+        for late in late_ranks(steps):
+            if late.late_ns >= LEAST_LATE_NS and late.share >= least_share:
                 text = (
                     f"{late} Measured in steps {self._first_step} to {number}. Compare its data loading, its work "
                     f"and its machine with the others'; `minddp xray` shows a step."

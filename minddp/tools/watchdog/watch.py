@@ -4,10 +4,10 @@
     minddp exec --watch -- any launcher
     minddp.watch(module_or_ddp)           # in a script
 
-Under the commands a guard (`observer.py`) is attached to the module that an optimizer trains, when it steps for the
-first time, or to torch's wrapper in its first forward. A thread sees when the process waits for other ranks
-(`process_monitor.py`). Nothing else is computed or communicated, and `close` undoes all of it. Minddp's wrapper has a
-guard, and its waits are watched, with or without this.
+Under the commands a guard (`observer.py`) is attached to the module that an optimizer trains, when it steps for
+the first time, or to torch's wrapper in its first forward. A thread sees when the process waits for other ranks
+(`process_monitor.py`). Nothing else is computed or communicated, and `close` undoes all of it. minddp's own wrapper
+has a guard, and its waits are watched, with or without this.
 """
 
 from __future__ import annotations

@@ -128,7 +128,9 @@ class WatchedTransport:
         except Stuck:
             raise
         except RuntimeError as error:
-            self._stuck = self._stuck or self._inquiry.settle(f"{error}\n{self._inquiry.diagnose(self._is_stuck).text}")
+            self._stuck = self._stuck or self._inquiry.settle(
+                f"{error}\n{self._inquiry.diagnose(self._is_stuck).text}"
+            )
             raise Stuck(self._stuck) from error
         finally:
             self._waiting_since = None
