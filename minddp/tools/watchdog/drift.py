@@ -166,8 +166,8 @@ def _cause(steps: Sequence[Records], by: str, offenders: Sequence[int]) -> str:
     unequal = {name for records in steps for name in differing(records, "grads")}
     if unequal and not by:
         return (
-            f"The gradients of {names(sorted(unequal))} differed when the optimizer stepped: they are not averaged. "
-            f"Wrap the module in DistributedDataParallel and call the wrapper, or all-reduce each `.grad` before."
+            f"The gradients of {names(sorted(unequal))} differed when the optimizer stepped: they are not averaged."
+            f" Wrap the module in DistributedDataParallel and call the wrapper, or all-reduce each `.grad` before."
         )
     if unequal:
         return (

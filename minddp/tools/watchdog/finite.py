@@ -159,8 +159,8 @@ class NotFiniteCheck(Check):
             )
             text = (
                 f"In step {number} an optimizer has stepped with gradients that are not finite: NaN or infinity in "
-                f"{wording.names(averaged)}.{origin} The weights are lost: go back to a checkpoint, look at the batch "
-                f"and the loss of that step, and lower the learning rate or clip gradients."
+                f"{wording.names(averaged)}.{origin} The weights are lost: go back to a checkpoint, look at the "
+                f"batch and the loss of that step, and lower the learning rate or clip gradients."
             )
             yield Finding("not finite", "gradients", number, tuple(own) or tuple(range(len(notes))), text)
 

@@ -124,8 +124,9 @@ class SameDataCheck(Check):
         everyone = tuple(range(len(notes)))
         if number == BATCHES:
             text = (
-                f"Every epoch has the same order: the batches of steps {notes[0]} to {notes[0] + BATCHES - 1} are the "
-                f"first {BATCHES} again, on all ranks. To shuffle anew, call `sampler.set_epoch(epoch)` in each epoch."
+                f"Every epoch has the same order: the batches of steps {notes[0]} to {notes[0] + BATCHES - 1} are "
+                f"the first {BATCHES} again, on all ranks. To shuffle anew, call `sampler.set_epoch(epoch)` before "
+                f"each epoch."
             )
             yield Finding("same order", "inputs", notes[0], everyone, text)
         elif all(prints == notes[0] for prints in notes) and len(set(notes[0])) >= FEWEST_DIFFERENT:

@@ -84,7 +84,7 @@ class ProcessMonitor:
             inquiry.close()
 
     def _look(self, inquiry: Inquiry, ends_by_error: bool) -> None:
-        """Ask if this rank waits for long, or if it ends by an error: perhaps since another one has ended before."""
+        """Ask if this rank waits for long, or ends by an error: perhaps because another has ended before."""
         training, now = self._state_of_training(), time.monotonic()
         call = call_that_waits() or ("the end of backward" if training.phase == "FINALIZING" else None)
         wait = None if call is None else (call, next(reversed(flight_record()), None), training.backward)

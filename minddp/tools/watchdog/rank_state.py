@@ -28,8 +28,8 @@ class RankState:
 
     `missing`: the parameters without a gradient. `recent`: the latest collectives by number, or by group and
     number; equal ones meet across ranks. `waiting_s`: how long the rank has waited, `None` if it does not wait;
-    `waits_in`: in which call, if not in the latest collective. `drops`: the rank is about to drop a backward that an
-    exception has ended.
+    `waits_in`: in which call, if not in the latest collective. `drops`: the rank is about to drop a backward that
+    an exception has ended.
     """
 
     phase: str = "IDLE"

@@ -160,7 +160,7 @@ def a_batch_with_nan(rank: int) -> None:
     train(ddp, adam(ddp), data)
 
 
-# ---------------------------------------------------------------------- waits. A rank that has a line of its own goes on
+# ---------------------------------------------------------------------- waits
 
 
 def collective_on_rank_0(rank: int) -> None:
