@@ -105,10 +105,10 @@ class DriftCheck(Check):
             self._has_met_again |= bool(self._apart)
             self._apart = []
             if not found:
-                self._equal = number, notes
-                if differing(notes, "hyperparameters") and notes[0]["params"].keys().isdisjoint(notes[1]["params"]):
-                    everyone = tuple(range(len(notes)))  # of shards nothing else shows it
-                    yield Finding("drift", "shards", number, everyone, _cause([notes], self._reducer, everyone))
+                before, self._equal = self._equal, (number, notes)
+                if before and all(differing(records, "hyperparameters") for records in (before[1], notes)):
+                    everyone = tuple(range(len(notes)))  # each steps a part: nothing else shows it
+                    yield Finding("drift", "parts", number, everyone, _cause([notes], self._reducer, everyone))
             return
         self._apart.append((number, notes))
         since, records = self._apart[0]

@@ -163,7 +163,7 @@ def evaluation_on_rank_0(rank: int) -> None:
 
 def compression(rank: int) -> None:
     ddp = DDP(network())
-    ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     train(ddp, adam(ddp), batches(rank))
 
 
@@ -199,10 +199,10 @@ def two_optimizers(rank: int) -> None:
 def scaled_gradients(rank: int) -> None:
     """The first scale is too large, and its steps are left out."""
     ddp = DDP(network())
-    optimizer, scaler = adam(ddp), torch.amp.GradScaler("cpu", init_scale=2.0**140)
+    optimizer, scaler = adam(ddp), torch.amp.GradScaler("cpu", init_scale=2.0**127)
     for x in batches(rank):
         optimizer.zero_grad()
-        scaler.scale(ddp(x).square().mean()).backward()
+        scaler.scale((100 * ddp(x)).square().mean()).backward()
         scaler.step(optimizer)
         scaler.update()
 

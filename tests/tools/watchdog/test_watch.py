@@ -38,9 +38,14 @@ def watching(**settings: Any) -> Iterator[list[str]]:
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     log = logging.getLogger("minddp.tools.watchdog")
     log.addHandler(handler)
-    watch = Watch(finds_modules=True, **settings)
+    watch, modules, add = Watch(finds_modules=True, **settings), [], Watch.add
+
+    def add_and_keep(self: Watch, module: nn.Module, *optimizer: Any) -> None:
+        modules.append(module)  # what is gone compares its last notes some time later
+        add(self, module, *optimizer)
+
     try:
-        with mock.patch.object(comparison, "LAST_S", 30.0):  # a loaded machine
+        with mock.patch.object(Watch, "add", add_and_keep), mock.patch.object(comparison, "LAST_S", 30.0):
             yield logged
             dist.barrier()
             watch.close()
