@@ -35,9 +35,8 @@ def diagnose(answers: Mapping[int, RankState | str]) -> Diagnosis:
     """Explain the wait. An answer is the state of a rank, or why it has none."""
     states = {rank: it for rank, it in answers.items() if isinstance(it, RankState)}
     absent = {rank: it for rank, it in answers.items() if isinstance(it, str)}
-    certain = [*_steps_dropped_by_some(states), *_ranks_gone(absent), *_different_collectives(states)]
-    if len(states) == len(answers):
-        certain = certain or [*_different_calls(states)]
+    calls = [*_different_calls(states)] if not absent else []
+    certain = [*_steps_dropped_by_some(states), *_ranks_gone(absent), *(calls or _different_collectives(states))]
     found = certain or [*_missing_gradients(states)] or [*_ranks_elsewhere(states, absent)]
     if not found:
         found = ["All ranks wait: the network between them is stuck, or a machine is overloaded."]

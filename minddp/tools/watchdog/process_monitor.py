@@ -106,7 +106,7 @@ class ProcessMonitor:
 def call_that_waits() -> str | None:
     """The function of torch that other code has called in the main thread, if the innermost frame waits there."""
     frame, name = main_frame(), None
-    if frame is not None and ".wait(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+    if frame is not None and ".wait(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0):
         name = "wait"
     while frame is not None and frame.f_code.co_filename.startswith(WAITS):
         if not frame.f_code.co_filename.endswith("c10d_logger.py"):  # of decorators

@@ -153,7 +153,7 @@ class Watch(StepWatcher):
 
 
 class Outlet(logging.Handler):
-    """Keeps the findings that are logged, and appends them and diagnoses to `file`."""
+    """Keeps the findings that are logged, appends them and diagnoses to `file`, and prints what nobody else does."""
 
     def __init__(self, file: str | None):
         super().__init__(logging.WARNING)
@@ -165,6 +165,8 @@ class Outlet(logging.Handler):
         finding: Finding | None = getattr(record, "finding", None)
         if finding is not None:
             self.findings.append(finding)
+        if logging.lastResort is not None and not logging.getLogger().handlers:  # for which it is not called now
+            logging.lastResort.handle(record)
         if self._file is not None:
             line = {"check": "stuck", "text": record.getMessage()} if finding is None else asdict(finding)
             with Path(self._file).open("a") as file:

@@ -179,7 +179,9 @@ def head_without_objects(rank: int) -> None:
     model = nn.ModuleDict({"body": network(), "head": nn.Linear(4, 4)})
     model.forward = lambda x, uses: model["head"](model["body"](x)) if uses else model["body"](x)  # type: ignore
     ddp = DDP(model)
+    optimizer = adam(ddp)
     for step, x in enumerate(batches(rank, 6)):
+        optimizer.zero_grad()
         ddp(x, rank == 0 or step < 5).square().mean().backward()
     time.sleep(4)  # validates
 
