@@ -153,7 +153,7 @@ class Watch(StepWatcher):
 
 
 class Outlet(logging.Handler):
-    """Keeps the findings that are logged, appends them and diagnoses to `file`, and prints what nobody else does."""
+    """Keeps findings, appends them and diagnoses to `file`, and prints what no other handler does."""
 
     def __init__(self, file: str | None):
         super().__init__(logging.WARNING)

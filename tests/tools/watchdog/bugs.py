@@ -163,6 +163,13 @@ def a_batch_with_nan(rank: int) -> None:
 # ---------------------------------------------------------------------- waits
 
 
+BUSY = 1.0  # times as long
+
+
+def busy(seconds: float) -> None:
+    time.sleep(BUSY * seconds)
+
+
 def collective_on_rank_0(rank: int) -> None:
     """autocast 386, Diffusion-Planner 256, Lightning 19106: rank 0 alone logs, and meets the others therein."""
     ddp = DDP(network())
@@ -183,7 +190,7 @@ def head_without_objects(rank: int) -> None:
     for step, x in enumerate(batches(rank, 6)):
         optimizer.zero_grad()
         ddp(x, rank == 0 or step < 5).square().mean().backward()
-    time.sleep(4)  # validates
+    busy(4.0)  # validates
 
 
 def fewer_batches(rank: int) -> None:
@@ -196,7 +203,7 @@ def fewer_batches(rank: int) -> None:
 def stops_to_evaluate(rank: int) -> None:
     """Rank 1 is busy for long, so the others wait."""
     ddp = DDP(network())
-    train(ddp, adam(ddp), batches(rank, 10), lambda step: time.sleep(4.0 * rank * (step == 5)))
+    train(ddp, adam(ddp), batches(rank, 10), lambda step: busy(4.0 * rank * (step == 5)))
 
 
 BUGS: dict[str, tuple[Callable[[int], Any], tuple[str, ...]]] = {
@@ -227,6 +234,6 @@ WAITS: dict[str, tuple[Callable[[int], Any], tuple[str, ...]]] = {
         (collective_on_rank_0, "`barrier` (bugs.py:", "the end of backward", "make each on all ranks or on none"),
         (head_without_objects, "Rank 1 has not produced gradients for `head.weight`, `head.bias`: backward 6"),
         (fewer_batches, "`barrier` (bugs.py:", "the end of backward", "`drop_last=True`", "`ddp.join()`"),
-        (stops_to_evaluate, "Rank 1 is between backwards", "bugs.py:", "in <lambda>"),
+        (stops_to_evaluate, "Rank 1 is between backwards", "bugs.py:", "in busy"),
     )
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,21 +22,32 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import minddp
-from minddp.tools.watchdog import comparison, inquiry, process_monitor
+from minddp.tools.watchdog import comparison
 from minddp.tools.watchdog.watch import TrainingGoesWrong, Watch
 from tests.ranks import RankPool, of_all_ranks, on_ranks
+from tests.tools.watchdog import bugs
 from tests.tools.watchdog.bugs import BUGS, WAITS, adam, batches, network, train
 from tests.tools.watchdog.calm import CALM
 
+ROOT = Path(__file__).parents[3]
 METHODS = ("_pre_forward", "_post_forward", "_match_all_reduce_for_bwd_pass")
 
 
+class Logged(list[str]):
+    """And when the first of it was logged."""
+
+    first_s = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.first_s = self.first_s or time.monotonic()
+        self.append(record.getMessage())
+
+
 @contextmanager
-def watching(**settings: Any) -> Iterator[list[str]]:
+def watching(**settings: Any) -> Iterator[Logged]:
     """What this rank logs while what trains is watched."""
-    logged: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logged, handler = Logged(), logging.Handler()
+    handler.emit = logged.emit  # type: ignore[method-assign]
     log = logging.getLogger("minddp.tools.watchdog")
     log.addHandler(handler)
     watch, modules, add = Watch(finds_modules=True, **settings), [], Watch.add
@@ -54,19 +66,21 @@ def watching(**settings: Any) -> Iterator[list[str]]:
         log.removeHandler(handler)
 
 
-def said_of(rank: int, names: list[str], group: str) -> dict[str, list[str]]:
-    said = {}
+def said_of(rank: int, names: list[str], group: str) -> tuple[dict[str, list[str]], dict[str, float]]:
+    """What this rank logs in each training, and how many seconds after its beginning."""
+    said, seconds = {}, {}
     for name in names:
+        began = time.monotonic()
         with watching() as logged:
             (BUGS[name][0] if group == "bugs" else CALM[name])(rank)
-        said[name] = [*logged]
-    return said
+        said[name], seconds[name] = [*logged], logged.first_s - began
+    return said, seconds
 
 
 @pytest.fixture(scope="module")
 def said(ranks: Callable[[int], RankPool]) -> dict[str, list[str]]:
     """What rank 0 says of each bug; the others say nothing."""
-    of_0, of_1 = ranks(2).run(said_of, [*BUGS], "bugs")
+    (of_0, _), (of_1, _) = ranks(2).run(said_of, [*BUGS], "bugs")
     assert not any(of_1.values())
     return of_0
 
@@ -76,29 +90,26 @@ def test_each_bug_is_found_and_named(said: dict[str, list[str]], name: str) -> N
     (text,) = said[name]
     for words in BUGS[name][1]:
         assert words in text
+    assert text in (ROOT / "docs" / "watch.md").read_text(), "stale; see tests/tools/watchdog/watch_page.py"
 
 
+@pytest.mark.slow
 def test_calm_trainings_are_silent(ranks: Callable[[int], RankPool]) -> None:
-    for said in ranks(2).run(said_of, [*CALM], "calm"):
+    for said, _ in ranks(2).run(said_of, [*CALM], "calm"):
         assert {name: texts for name, texts in said.items() if texts} == {}
 
 
-def said_of_a_wait(rank: int, name: str) -> tuple[list[str], float]:
-    """And when the first of it was said, in seconds."""
-    logged: list[str] = []
-    said_s: list[float] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said_s.append(time.monotonic()) or logged.append(record.getMessage())  # type: ignore
+def said_of_a_wait(rank: int, name: str, stuck_after_s: float = 1.0, scale: float = 1.0) -> tuple[list[str], float]:
+    """And how many seconds after the beginning. A rank is busy elsewhere for `scale` times as long."""
+    logged, handler = Logged(), logging.Handler()
+    handler.emit = logged.emit  # type: ignore[method-assign]
     logging.getLogger("minddp.tools.watchdog").addHandler(handler)
-    with mock.patch.object(process_monitor, "LOOK_EVERY_S", 0.1), mock.patch.object(inquiry, "READ_EVERY_S", 0.1):
-        watch = Watch(stuck_after_s=1.0, finds_modules=True)
-        began = time.monotonic()
-        try:
-            WAITS[name][0](rank)
-        except RuntimeError:  # of gloo, after its time limit
-            assert rank == 0 or logged is not None
-        watch.close()
-    return logged, min(said_s, default=began) - began
+    watch = Watch(stuck_after_s=stuck_after_s, finds_modules=True)
+    began = time.monotonic()
+    with mock.patch.object(bugs, "BUSY", scale), suppress(RuntimeError):
+        WAITS[name][0](rank)  # a RuntimeError is of gloo, after its time limit
+    watch.close()
+    return [*logged], max(0.0, logged.first_s - began)
 
 
 @pytest.mark.slow
@@ -211,7 +222,7 @@ def output_of(tmp_path: Path, what: str, *command: str) -> str:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "-m", "minddp", *command, str(tmp_path / "script.py"), what],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -245,5 +256,21 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_dies(tmp_path: Path) -> None:
-    said = output_of(tmp_path, "dies", "watch")
-    assert "The ranks cannot go on. Rank 1 has exited; its own output says why." in said
+    """Without a launcher, which would end the other rank, and name the one that died."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "minddp", "exec", "--watch", "--", sys.executable, "script.py", "dies"]
+    started = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **place, "RANK": str(rank), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in started]
+    assert "The ranks cannot go on. Rank 1 has exited; its own output says why." in said[0]
