@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ours.add_argument("--native", action="store_true", help="with torch's own DDP, for comparison")
     ours.add_argument("--xray", "--out", type=Path, metavar="DIR", help="record some steps, with a report in DIR")
     ours.add_argument(
-        "--watch", action="store_true", help="warn of silent problems, with any class (docs/watch.md)"
+        "--watch", action="store_true", help="with torch's own DDP, FSDP2 or neither: warn of problems"
     )
     ours.add_argument("--watch-raises", action="store_true", help="watch, and end at the first problem")
     ours.add_argument("--watch-json", type=Path, metavar="FILE", help="watch, and append each problem to FILE")
@@ -51,12 +51,13 @@ def step_range(text: str) -> range:
 def environment_of(options: argparse.Namespace) -> dict[str, str]:
     """The environment that passes these options to `startup`."""
     environment = installing(os.environ)
-    if options.native or options.watch:
+    watches = options.watch or options.watch_raises or options.watch_json is not None
+    if options.native or watches:
         environment["MINDDP_NATIVE"] = "1"
     if options.on_cpu:
         environment["MINDDP_ON_CPU"] = "1"
         environment["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{ON_CPU_PROGRAMS}"
-    if options.watch or options.watch_raises or options.watch_json is not None:
+    if watches:
         file = options.watch_json and str(options.watch_json.resolve())
         environment["MINDDP_WATCH"] = json.dumps({"raises": options.watch_raises, "json": file})
     if options.xray is not None:

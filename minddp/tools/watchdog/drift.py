@@ -117,24 +117,21 @@ class DriftCheck(Check):
         self._is_over = True
         by = f"communication hook `{self._hook}`" if self._hook else self._reducer
         offenders, differ = _split(differing(records, "params"))
-        if self._equal is not None:
-            equal_in, before = self._equal
-            when, cause = (
-                f"equal in step {equal_in}, different in step {since}",
-                _cause([before, records], by, offenders),
-            )
-        elif not by and differing(records, "grads"):
-            when, cause = "since the first step", _cause([records], by, offenders)
+        equal_in, before = self._equal or (None, records)
+        when = (
+            "since the first step" if equal_in is None else f"equal in step {equal_in}, different in step {since}"
+        )
+        if equal_in is None and (by or not differing(records, "grads")):
+            cause = _FROM_THE_START
         else:
-            when, cause = "since the first step", _FROM_THE_START
+            cause = _cause([before, records], by, offenders)
         yield Finding("drift", "parameters", since, offenders, f"The replicas differ. {differ} ({when}). {cause}")
 
     def _meets_again(self, notes: Records) -> bool:
         """The replicas have had common values since they parted, perhaps after different numbers of steps."""
-        of_ranks = zip(*(records for _, records in [*self._apart, (0, notes)]), strict=True)
-        return bool(
-            set.intersection(*({tuple(record["params"].items()) for record in of_rank} for of_rank in of_ranks))
-        )
+        of_rank = zip(*(records for _, records in [*self._apart, (0, notes)]), strict=True)
+        values = [{tuple(record["params"].items()) for record in records} for records in of_rank]
+        return bool(set.intersection(*values))
 
 
 def differing(records: Records, key: str) -> dict[str, tuple[Any, ...]]:
