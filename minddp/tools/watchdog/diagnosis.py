@@ -35,9 +35,9 @@ def diagnose(answers: Mapping[int, RankState | str]) -> Diagnosis:
     """Explain the wait. An answer is the state of a rank, or why it has none."""
     states = {rank: it for rank, it in answers.items() if isinstance(it, RankState)}
     absent = {rank: it for rank, it in answers.items() if isinstance(it, str)}
+    certain = [*_steps_dropped_by_some(states), *_ranks_gone(absent), *_different_collectives(states)]
     calls = [*_different_calls(states)] if not absent else []
-    certain = [*_steps_dropped_by_some(states), *_ranks_gone(absent), *(calls or _different_collectives(states))]
-    found = certain or [*_missing_gradients(states)] or [*_ranks_elsewhere(states, absent)]
+    found = calls or certain or [*_missing_gradients(states)] or [*_ranks_elsewhere(states, absent)]
     if not found:
         found = ["All ranks wait: the network between them is stuck, or a machine is overloaded."]
     table = [f"  rank {rank}: {_line(it)}" for rank, it in sorted(answers.items())]
@@ -84,11 +84,11 @@ def _different_calls(states: States) -> Iterator[str]:
     calls = {rank: it.waits_in for rank, it in states.items() if it.waits_in and it.waiting_s is not None}
     if len(calls) == len(states) and len(set(calls.values())) > 1:
         waits = [
-            f"{wording.subject(ranks, 'waits', 'wait')} in {call} ({states[ranks[0]].where})"
+            f"{wording.subject(ranks, 'waits', 'wait')} in {call} ({states[ranks[0]].where})."
             for call, ranks in wording.by_value(calls).items()
         ]
         yield (
-            f"{'; '.join(waits)}. All ranks of a group have to make the same calls in the same order: make each on "
+            f"{' '.join(waits)} All ranks of a group have to make the same calls in the same order: make each on "
             f"all ranks or on none. If a rank has no batches left, {EQUALLY_MANY}."
         )
 

@@ -117,14 +117,14 @@ class DriftCheck(Check):
         self._is_over = True
         by = f"communication hook `{self._hook}`" if self._hook else self._reducer
         offenders, differ = _split(differing(records, "params"))
-        equal_in, before = self._equal or (None, records)
-        when = (
-            "since the first step" if equal_in is None else f"equal in step {equal_in}, different in step {since}"
-        )
-        if equal_in is None and (by or not differing(records, "grads")):
-            cause = _FROM_THE_START
+        if self._equal is not None:
+            when = f"equal in step {self._equal[0]}, different in step {since}"
+            cause = _cause([self._equal[1], records], by, offenders)
         else:
-            cause = _cause([before, records], by, offenders)
+            when = "since the first step"
+            cause = _FROM_THE_START
+            if not by and differing(records, "grads"):
+                cause = _cause([records], by, offenders)
         yield Finding("drift", "parameters", since, offenders, f"The replicas differ. {differ} ({when}). {cause}")
 
     def _meets_again(self, notes: Records) -> bool:
@@ -143,7 +143,8 @@ def differing(records: Records, key: str) -> dict[str, tuple[Any, ...]]:
 
 _FROM_THE_START = (
     "Weights were loaded or changed on one rank after the module was wrapped, or were never equal "
-    "(`init_sync=False`): load them on all ranks or before wrapping, or call `ddp.synchronize()` after it."
+    "(`init_sync=False`): load them on all ranks or before wrapping; minddp's wrapper has `ddp.synchronize()` for "
+    "it."
 )
 
 
@@ -187,5 +188,5 @@ def _cause(steps: Sequence[Records], by: str, offenders: Sequence[int]) -> str:
         f"The averaged gradients were equal, and no hyperparameter is known to differ: something has written to "
         f"the parameters or to `.grad` on {ranks(offenders)}, such as `load_state_dict`, or the optimizer's state "
         f"differs (only one rank has loaded a checkpoint, or a rank ran out of inputs under `join`). Do it on all "
-        f"ranks, or call `ddp.synchronize(optimizer=optimizer)` after it."
+        f"ranks; minddp's wrapper has `ddp.synchronize(optimizer=optimizer)` for it."
     )

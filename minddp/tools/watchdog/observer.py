@@ -51,7 +51,8 @@ class StepGuard(Guard):
         super().__init__(named, ProcessGroupTransport(dist.group.WORLD, TOPIC), checks)  # type: ignore[arg-type]
         self._stepping = None if optimizer is None else id(optimizer)
         if getattr(module, "_compiled_call_impl", None) is None:  # which would compile the hook
-            module.register_forward_pre_hook(InputHook(self), with_kwargs=True)
+            handle = module.register_forward_pre_hook(InputHook(self), with_kwargs=True)
+            weakref.finalize(self, handle.remove).atexit = False
 
     def state(self) -> RankState:
         return RankState(backward=self.step)

@@ -1,7 +1,7 @@
 """Where is a process while nothing of minddp waits in it? A thread looks at the main thread once a second.
 
-The main thread waits for other ranks if its innermost frame is in torch's distributed code or in a line with
-`.wait(`, or if its wrapper has all gradients and backward has not ended. It is one wait while this stays so, and no
+The main thread waits for other ranks if its innermost frame is in torch's distributed code or waits for a `Work`,
+or if its wrapper has all gradients and backward has not ended. It is one wait while this stays so, and no
 collective is launched. If a wait becomes long, the ranks report their states: see `inquiry.py`.
 
 The collectives that a process has launched, also those of torch's C++ code, are in torch's flight record, which is
@@ -15,6 +15,7 @@ import linecache
 import logging
 import math
 import os
+import re
 import socket
 import sys
 import time
@@ -36,6 +37,7 @@ LOOK_EVERY_S = 1.0
 MOST_RECENT = 64  # collectives of a state
 TORCH = Path(torch.__file__).parent
 WAITS = (f"{TORCH}{os.sep}distributed{os.sep}", str(TORCH / "nn" / "parallel" / "distributed.py"))
+CHECKPOINT = f"{os.sep}checkpoint{os.sep}"  # writes files
 SAME_SIZE = {"all_reduce", "broadcast", "all_gather", "_all_gather_base", "reduce", "barrier"}  # on all ranks
 
 
@@ -86,7 +88,7 @@ class ProcessMonitor:
     def _look(self, inquiry: Inquiry, ends_by_error: bool) -> None:
         """Ask if this rank waits for long, or ends by an error: perhaps because another has ended before."""
         training, now = self._state_of_training(), time.monotonic()
-        call = call_that_waits() or ("the end of backward" if training.phase == "FINALIZING" else None)
+        call = call_that_waits() or ("backward, at its end" if training.phase == "FINALIZING" else None)
         wait = None if call is None else (call, next(reversed(flight_record()), None), training.backward)
         if wait != self._wait:
             if self._wait is not None and now - self._since > self._limit_s:
@@ -106,9 +108,10 @@ class ProcessMonitor:
 def call_that_waits() -> str | None:
     """The function of torch that other code has called in the main thread, if the innermost frame waits there."""
     frame, name = main_frame(), None
-    if frame is not None and ".wait(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0):
-        name = "wait"
-    while frame is not None and frame.f_code.co_filename.startswith(WAITS):
+    if frame is not None:
+        waited = re.search(r"(\w+)\.wait\(", linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0))
+        name = "Work.wait" if waited and isinstance(frame.f_locals.get(waited[1]), dist.Work) else None
+    while frame is not None and frame.f_code.co_filename.startswith(WAITS) and CHECKPOINT not in str(frame.f_code):
         if not frame.f_code.co_filename.endswith("c10d_logger.py"):  # of decorators
             name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
         frame = frame.f_back

@@ -49,12 +49,12 @@ def watch(module: nn.Module, optimizer: torch.optim.Optimizer | None = None, **s
         settings: of `Watch`, in the first call; further calls add modules to it.
 
     Raises:
-        TypeError: not a module, or an unknown setting.
+        TypeError: not a module, nothing that requires grad, or an unknown setting.
         ValueError: a wrapper of minddp whose guard is switched off.
         RuntimeError: there is no process group, or settings in a further call.
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"watch() takes a module, but got {type(module).__name__}.")
+    if not isinstance(module, nn.Module) or not any(param.requires_grad for param in module.parameters()):
+        raise TypeError(f"watch() takes a module with parameters that require grad, not {type(module).__name__}.")
     if isinstance(module, DistributedDataParallel) and getattr(module, "guard", None) is None:
         raise ValueError("This wrapper has no guard: leave `on_drift=None` out.")
     if not dist.is_initialized():
@@ -117,7 +117,7 @@ class Watch(StepWatcher):
         """Watch `module`, too."""
         if module in self._guards or isinstance(module, DistributedDataParallel):
             return
-        if isinstance(module, TorchDDP) and module.process_group.size() > 1:
+        if isinstance(module, TorchDDP) and module.process_group.size() > 1 and not module._use_python_reducer:
             skip_our_files()
             self._guards[module] = WrapperGuard(module)
         elif not isinstance(module, TorchDDP) and dist.get_world_size() > 1:

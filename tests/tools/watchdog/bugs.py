@@ -231,9 +231,9 @@ BUGS: dict[str, tuple[Callable[[int], Any], tuple[str, ...]]] = {
 WAITS: dict[str, tuple[Callable[[int], Any], tuple[str, ...]]] = {
     function.__name__: (function, words)
     for function, *words in (
-        (collective_on_rank_0, "`barrier` (bugs.py:", "the end of backward", "make each on all ranks or on none"),
+        (collective_on_rank_0, "`barrier` (bugs.py:", "backward, at its end", "make each on all ranks or on none"),
         (head_without_objects, "Rank 1 has not produced gradients for `head.weight`, `head.bias`: backward 6"),
-        (fewer_batches, "`barrier` (bugs.py:", "the end of backward", "`drop_last=True`", "`ddp.join()`"),
+        (fewer_batches, "`barrier` (bugs.py:", "backward, at its end", "`drop_last=True`", "`ddp.join()`"),
         (stops_to_evaluate, "Rank 1 is between backwards", "bugs.py:", "in busy"),
     )
 }

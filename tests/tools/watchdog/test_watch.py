@@ -159,7 +159,7 @@ def test_nothing_is_left_behind(rank: int) -> None:
 
 @on_ranks(2)
 def test_what_cannot_be_watched_is_refused(rank: int) -> None:
-    with pytest.raises(TypeError, match="takes a module, but got list"):
+    with pytest.raises(TypeError, match="takes a module with parameters that require grad, not list"):
         minddp.watch([])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leave `on_drift=None` out"):
         minddp.watch(minddp.DistributedDataParallel(network(), on_drift=None))
