@@ -47,8 +47,7 @@ def diagnose(answers: Mapping[int, RankState | str]) -> Diagnosis:
 def _steps_dropped_by_some(states: States) -> Iterator[str]:
     """Ranks that drop a backward in which others have launched more collectives: later ones would not match."""
     for rank, state in states.items():
-        ahead = [other for other in states if states[other].number > state.number]
-        if state.drops and ahead:
+        if state.drops and (ahead := [other for other in states if states[other].number > state.number]):
             yield (
                 f"{interrupted(state.backward, rank, state.missing)}. Its script has caught the exception and goes "
                 f"on, {state.where}, but {wording.ranks(ahead)} {'has' if len(ahead) == 1 else 'have'} launched "

@@ -76,7 +76,7 @@ class Watch(StepWatcher):
     """Watches this process until `close`.
 
     Args:
-        stuck_after_s: see `minddp.DistributedDataParallel`.
+        stuck_after_s: time to wait for other ranks before a diagnosis.
         raises: end the training at the first problem.
         json: a file to which each problem is appended, as a line.
         finds_modules: find what trains, besides the modules that are given.
@@ -84,7 +84,7 @@ class Watch(StepWatcher):
 
     def __init__(
         self,
-        stuck_after_s: float = 10.0,
+        stuck_after_s: float = 7.0,
         raises: bool = False,
         json: str | None = None,
         finds_modules: bool = False,

@@ -27,12 +27,12 @@ def found() -> None:
 
 
 def explained() -> None:
-    """The first line that is said of each wait, with `stuck_after_s=10`."""
+    """The first line that is said of each wait, with the default `stuck_after_s`."""
     print("| wait | after | first line of the diagnosis |\n|---|--:|---|")
     for name, (function, _) in WAITS.items():
         pool = RankPool(2, group_timeout_s=30.0, grace_s=40.0)
         try:
-            texts, seconds = zip(*pool.run(said_of_a_wait, name, 10.0, 4.0), strict=True)
+            texts, seconds = zip(*pool.run(said_of_a_wait, name, 7.0, 4.0), strict=True)
         finally:
             pool.kill()
         first = next(of_rank[0] for of_rank in texts if of_rank).splitlines()[0]
