@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from minddp.core.errors import interrupted
 from minddp.platform import wording
-from minddp.tools.watchdog.rank_state import ENDED, EXITED, LEFT, SILENT, STOPPED, RankState, numbered
+from minddp.tools.watchdog.rank_state import ENDED, EXITED, LEFT, SILENT, STOPPED, UNWATCHED, RankState, numbered
 
 _PHASES = {
     "IDLE": "is between backwards",
@@ -121,6 +121,8 @@ def _ranks_elsewhere(states: States, absent: Mapping[int, str]) -> Iterator[str]
             f"{wording.subject(stopped, 'is', 'are')} stopped, by a signal (SIGSTOP, Ctrl-Z) or a debugger; "
             f"`kill -CONT` lets a process go on."
         )
+    if unwatched := [rank for rank, absence in absent.items() if absence == UNWATCHED]:
+        yield f"{wording.subject(unwatched, 'is', 'are')} no longer watched."
     if silent := [rank for rank, absence in absent.items() if absence == SILENT]:
         yield f"{wording.subject(silent, 'does', 'do')} not answer: the host may be down or cut off."
 

@@ -48,7 +48,7 @@ class Inquiry:
         left: str = LEFT,
     ):
         self.messages = Messages.open(own_connection(store), "minddp/watchdog", rank, world_size)
-        self._state, self._left = state, left
+        self._state, self.left = state, left
         self._processes = RankProcesses(self.messages)
         self._answered = 0
         self.group_end: object = None  # kept as long as this inquiry
@@ -130,7 +130,7 @@ class Inquiry:
             self._answer(question)
         self._answered = asked
         if is_last:
-            self.messages.post(self._left, "left")
+            self.messages.post(self.left, "left")
             self.alarm()
             self.messages.leave("asked", "alarms", "left", "process")
 

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from minddp.platform.repeating_thread import RepeatingThread
 from minddp.tools.watchdog.inquiry import Inquiry
 from minddp.tools.watchdog.observer import TOPIC
-from minddp.tools.watchdog.rank_state import ENDED, RankState, main_frame, where_is_main_thread
+from minddp.tools.watchdog.rank_state import ENDED, UNWATCHED, RankState, main_frame, where_is_main_thread
 from minddp.transport.process_group import ProcessGroupTransport
 
 _log = logging.getLogger("minddp.tools.watchdog.inquiry")
@@ -55,7 +55,12 @@ class ProcessMonitor:
         )
         self._since = 0.0
         self._is_stuck = False
-        self.close = RepeatingThread(self._turn, LOOK_EVERY_S, "minddp/watch").close
+        self._thread = RepeatingThread(self._turn, LOOK_EVERY_S, "minddp/watch")
+
+    def close(self) -> None:
+        if self._inquiry is not None:
+            self._inquiry.left = UNWATCHED
+        self._thread.close()
 
     def state(self) -> RankState:
         """This rank's answer."""

@@ -19,7 +19,7 @@ INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages
 LIBRARIES = tuple(os.path.dirname(module.__file__ or "") for module in (os, minddp, torch))
 # Instead of an answer:
 SILENT, EXITED, LEFT = "does not answer", "has exited", "has dropped the module"
-STOPPED, ENDED = "is stopped", "has ended its program"
+STOPPED, ENDED, UNWATCHED = "is stopped", "has left the process group", "is no longer watched"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from minddp.core.backward_pass import Phase
 from minddp.tools.watchdog.diagnosis import diagnose
-from minddp.tools.watchdog.rank_state import ENDED, EXITED, LEFT, SILENT, STOPPED, RankState
+from minddp.tools.watchdog.rank_state import ENDED, EXITED, LEFT, SILENT, STOPPED, UNWATCHED, RankState
 
 
 def state(rank: int, backward: int = 3, phase: str = "FINALIZING", **changed: Any) -> RankState:
@@ -162,10 +162,16 @@ def test_a_rank_that_is_stopped_is_not_called_out_of_reach() -> None:
     assert "host may be down" not in found.text
 
 
-def test_a_rank_that_has_ended_its_program_may_have_had_fewer_batches() -> None:
+def test_a_rank_whose_watch_was_closed_may_still_come() -> None:
+    found = diagnosis_of(state(0), UNWATCHED)
+    assert not found.is_certain
+    assert "Rank 1 is no longer watched. Rank 0 waits" in found.text
+
+
+def test_a_rank_that_has_left_the_group_may_have_had_fewer_batches() -> None:
     found = diagnosis_of(state(0), ENDED)
     assert found.is_certain
-    assert "Rank 1 has ended its program" in found.text
+    assert "Rank 1 has left the process group" in found.text
     assert "`DistributedSampler`, `drop_last=True`), or train within `ddp.join()`" in found.text
 
 
