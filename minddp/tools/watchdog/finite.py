@@ -137,14 +137,12 @@ class NotFiniteCheck(Check):
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._step is not None and getattr(optimizer, "found_inf", None) is None:  # else it leaves the step out
             grads = readable((name, param.grad) for name, param in self._params)
-            filled = {name: grad for name, grad in grads.items() if grad.numel()}
-            norms = torch._foreach_norm([*filled.values()], math.inf) if filled else ()
-            self._new.append((self._step, (self._own, [*zip(filled, norms, strict=True)])))
+            self._new.append((self._step, (self._own, [(name, grad.sum()) for name, grad in grads.items()])))
         self._step = None
 
     def take_notes(self, is_last: bool = False) -> Notes:
         taken = [self._new.popleft() for _ in range(len(self._new))]
-        lacking = lambda named: [name for name, value in named if not value.isfinite().all().item()]  # noqa: E731
+        lacking = lambda named: [name for name, value in named if not value.isfinite().item()]  # noqa: E731
         return [(step, [*map(lacking, of_step)]) for step, of_step in taken]
 
     def release(self) -> None:
