@@ -50,9 +50,8 @@ class ProcessMonitor:
     def __init__(self, limit_s: float, state: Callable[[], RankState], on_stuck: Callable[[], object]):
         self._limit_s, self._state_of_training, self._on_stuck = limit_s, state, on_stuck
         self._inquiry: Inquiry | None = None
-        self._wait: tuple[str, object, int] | None = (
-            None  # the call, and the numbers of what was launched and begun
-        )
+        self._wait: tuple[str, int] | None = None  # the call, and the number of the backward
+        self._launched: object = None  # the latest collective in it
         self._since = 0.0
         self._is_stuck = False
         self._thread = RepeatingThread(self._turn, LOOK_EVERY_S, "minddp/watch")
@@ -94,15 +93,19 @@ class ProcessMonitor:
         """Ask if this rank waits for long, or ends by an error: perhaps because another has ended before."""
         training, now = self._state_of_training(), time.monotonic()
         call = call_that_waits() or ("backward, at its end" if training.phase == "FINALIZING" else None)
-        wait = None if call is None else (call, next(reversed(flight_record()), None), training.backward)
+        wait = None if call is None else (call, training.backward)
         if wait != self._wait:
             if self._wait is not None and now - self._since > self._limit_s:
                 inquiry.messages.count("stalls")  # the next one has another number
-            self._wait, self._since = wait, now
-        elif wait is None and not ends_by_error:
+            self._wait, self._since, self._launched = wait, now, None
+        elif wait is not None:  # the record is long: it is not read in a step that goes on
+            launched = next(reversed(flight_record()), None)
+            self._since = self._since if self._launched in (None, launched) else now
+            self._launched = launched
+        waited_s = 0.0 if wait is None else now - self._since
+        if waited_s == 0.0 and not ends_by_error:
             return
         stall = f"stall {inquiry.messages.count('stalls', add=0)}"
-        waited_s = 0.0 if wait is None else now - self._since
         if (reason := inquiry.examine(waited_s, self._limit_s, stall, lambda: False)) is not None:
             self._is_stuck = True
             if inquiry.claims("verdict"):
