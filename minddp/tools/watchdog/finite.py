@@ -107,7 +107,7 @@ def not_finite(reducer: Reducer, mark_of_rank: dict[int, int]) -> FloatingPointE
 
 
 class NotFiniteCheck(Check):
-    """Does an optimizer step with NaN or infinity, and where did it arise? In the sampled steps of a guard.
+    """Does an optimizer step after gradients with NaN or infinity? In the sampled steps of a guard.
 
     A GradScaler leaves such a step out. `params` are on one device.
     """
@@ -117,7 +117,7 @@ class NotFiniteCheck(Check):
         self._hooks: list[RemovableHandle] = []
         self._own: list[tuple[str, torch.Tensor]] = []  # the sums of this rank's gradients, as they arrive
         self._step: int | None = None  # sampled, and not seen by an optimizer yet
-        self._new: deque[tuple[int, tuple[Any, Any]]] = deque()
+        self._new: deque[tuple[int, list[tuple[str, torch.Tensor]]]] = deque()
 
     def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.post_backward()
@@ -136,31 +136,29 @@ class NotFiniteCheck(Check):
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._step is not None and getattr(optimizer, "found_inf", None) is None:  # else it leaves the step out
-            grads = readable((name, param.grad) for name, param in self._params)
-            self._new.append((self._step, (self._own, [(name, grad.sum()) for name, grad in grads.items()])))
+            grads = readable(
+                (name, param.grad) for name, param in self._params if not self._own
+            )  # as FSDP2 has them
+            self._new.append((self._step, self._own or [(name, grad.sum()) for name, grad in grads.items()]))
         self._step = None
 
     def take_notes(self, is_last: bool = False) -> Notes:
         taken = [self._new.popleft() for _ in range(len(self._new))]
-        lacking = lambda named: [name for name, value in named if not value.isfinite().item()]  # noqa: E731
-        return [(step, [*map(lacking, of_step)]) for step, of_step in taken]
+        return [(step, [name for name, value in sums if not value.isfinite().item()]) for step, sums in taken]
 
     def release(self) -> None:
         self._params = ()
         self.post_backward()
 
     def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
-        own = {rank: names for rank, (names, _) in enumerate(notes) if names}
-        if averaged := max((averaged for _, averaged in notes), key=len):
-            origin = (
-                f" It arose on {wording.ranks([*own])}, first in `{next(iter(own.values()))[0]}`." if own else ""
-            )
+        if found := {rank: names for rank, names in enumerate(notes) if names}:
+            first = next(iter(found.values()))
             text = (
-                f"In step {number} an optimizer has stepped with gradients that are not finite: NaN or infinity in "
-                f"{wording.names(averaged)}.{origin} The weights are lost: go back to a checkpoint, look at the "
-                f"batch and the loss of that step, and lower the learning rate or clip gradients."
+                f"In step {number} gradients of {wording.ranks([*found])} are not finite, first that of `{first[0]}`, "
+                f"and an optimizer steps with them: averages and weights have NaN on all ranks. Go back to a "
+                f"checkpoint, look at the batch and the loss of that step, and lower the learning rate or clip gradients."
             )
-            yield Finding("not finite", "gradients", number, tuple(own) or tuple(range(len(notes))), text)
+            yield Finding("not finite", "gradients", number, tuple(found), text)
 
 
 @dataclass(eq=False)

@@ -225,7 +225,7 @@ BUGS: dict[str, tuple[Callable[[int], Any], tuple[str, ...]]] = {
         (learning_rate_with_zero, "`lr of group 0` is 0.01 on rank 0, but 0.02 on rank 1. Set the same"),
         (same_data, "All 2 ranks train on the same data", "DistributedSampler"),
         (set_epoch_forgotten, "the batches of steps 12 to 19 are the first 8 again", "`sampler.set_epoch"),
-        (a_batch_with_nan, "In step 7", "It arose on rank 1, first in `2.", "look at the batch"),
+        (a_batch_with_nan, "In step 7 gradients of rank 1 are not finite, first that of `2.", "look at the batch"),
     )
 }
 WAITS: dict[str, tuple[Callable[[int], Any], tuple[str, ...]]] = {
