@@ -154,9 +154,10 @@ class NotFiniteCheck(Check):
         if found := {rank: names for rank, names in enumerate(notes) if names}:
             first = next(iter(found.values()))
             text = (
-                f"In step {number} gradients of {wording.ranks([*found])} are not finite, first that of `{first[0]}`, "
-                f"and an optimizer steps with them: averages and weights have NaN on all ranks. Go back to a "
-                f"checkpoint, look at the batch and the loss of that step, and lower the learning rate or clip gradients."
+                f"In step {number} gradients of {wording.ranks([*found])} are not finite, first that of "
+                f"`{first[0]}`, and an optimizer steps with them: averages and weights have NaN on all ranks. Go back "
+                f"to a checkpoint, look at the batch and the loss of that step, and lower the learning rate or clip "
+                f"gradients."
             )
             yield Finding("not finite", "gradients", number, tuple(found), text)
 
