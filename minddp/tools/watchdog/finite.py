@@ -155,9 +155,9 @@ class NotFiniteCheck(Check):
             first = next(iter(found.values()))
             text = (
                 f"In step {number} gradients of {wording.ranks([*found])} are not finite, first that of "
-                f"`{first[0]}`, and an optimizer steps with them: averages and weights have NaN on all ranks. Go back "
-                f"to a checkpoint, look at the batch and the loss of that step, and lower the learning rate or clip "
-                f"gradients."
+                f"`{first[0]}`, and an optimizer steps with them: averages and weights have NaN on all ranks. Go "
+                f"back to a checkpoint, look at the batch and the loss of that step, and lower the learning rate or "
+                f"clip gradients."
             )
             yield Finding("not finite", "gradients", number, tuple(found), text)
 
