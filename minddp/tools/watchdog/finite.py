@@ -123,7 +123,7 @@ class NotFiniteCheck(Check):
         self.post_backward()
         if is_sampled(step):
             self._own = own = []
-            note = lambda name, grad: own.append((name, grad.sum())) if isinstance(grad, torch.Tensor) else None  # noqa: E731
+            note = lambda name, grad: own.append((name, wide_sum(grad))) if grad is not None else None  # noqa: E731
             self._hooks = [param.register_hook(partial(note, name)) for name, param in self._params]
 
     def first_gradient(self, step: int) -> None:
@@ -139,7 +139,7 @@ class NotFiniteCheck(Check):
             grads = readable(
                 (name, param.grad) for name, param in self._params if not self._own
             )  # as FSDP2 has them
-            self._new.append((self._step, self._own or [(name, grad.sum()) for name, grad in grads.items()]))
+            self._new.append((self._step, self._own or [(name, wide_sum(grad)) for name, grad in grads.items()]))
         self._step = None
 
     def take_notes(self, is_last: bool = False) -> Notes:
@@ -156,10 +156,15 @@ class NotFiniteCheck(Check):
             text = (
                 f"In step {number} gradients of {wording.ranks([*found])} are not finite, first that of "
                 f"`{first[0]}`, and an optimizer steps with them: averages and weights have NaN on all ranks. Go "
-                f"back to a checkpoint, look at the batch and the loss of that step, and lower the learning rate or "
-                f"clip gradients."
+                f"back to a checkpoint, look at the batch and the loss of that step, and lower the learning rate "
+                f"or clip gradients."
             )
             yield Finding("not finite", "gradients", number, tuple(found), text)
+
+
+def wide_sum(grad: torch.Tensor) -> torch.Tensor:
+    """The sum, which shows NaN and infinity, and does not overflow in half precision."""
+    return grad.sum(dtype=torch.promote_types(grad.dtype, torch.float32))
 
 
 @dataclass(eq=False)
