@@ -14,7 +14,7 @@ hour later. All ranks together know the reason, and the store through which they
 | which rank is late, so that the others wait? | `slow_rank.py` |
 | does an optimizer step with NaN? | `finite.py`, which has `check_finite`, too |
 | how do notes reach rank 0, and findings all ranks? | `comparison.py` |
-| how are other classes watched, and loops without one? | `watch.py`: guards by `observer.py`, waits by `process_monitor.py` |
+| how are other classes watched? | `watch.py`: guards by `observer.py`, waits by `process_monitor.py` |
 """
 
 from minddp.tools.watchdog.rank_state import RankState
