@@ -46,7 +46,7 @@ class StepGuard(Guard):
         here = [(shard_name(name, param), param) for name, param in on_one_device(named)]
         checks = checks_of(here, starts_equal=True)
         checks["drift"] = DriftCheck(here, starts_equal=True, patience=PATIENCE, reducer="")
-        for check in ("bypass", "slow rank"):
+        for check in ("bypass", "slow_rank"):
             checks.pop(check, None)
         super().__init__(named, ProcessGroupTransport(dist.group.WORLD, TOPIC), checks)  # type: ignore[arg-type]
         self._stepping = None if optimizer is None else id(optimizer)

@@ -106,6 +106,8 @@ def reduces_by_itself(rank: int) -> None:
             work.wait()
 
     train(model, adam(model), batches(rank, 3 * STEPS), average)
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    copied(batches(rank, 1)[0]).sum().backward()
 
 
 def join(rank: int) -> None:

@@ -144,6 +144,17 @@ def test_bits_and_random_numbers_are_those_without_it(rank: int) -> None:
 
 
 @on_ranks(2)
+def test_a_loop_without_a_wrapper_has_the_checks_that_fit_it(rank: int) -> None:
+    model = network()
+    watch = minddp.watch(model)
+    (guard,) = watch._guards.values()
+    assert guard.checks.keys() == {"drift", "same data", "not finite"}
+    del guard
+    watch.close()
+    assert not model._forward_pre_hooks
+
+
+@on_ranks(2)
 def test_nothing_is_left_behind(rank: int) -> None:
     log = logging.getLogger("minddp.tools.watchdog")
     before = [getattr(DDP, name) for name in METHODS], [*log.handlers]
