@@ -136,7 +136,7 @@ def checks_of(named: NamedParams, *, starts_equal: bool) -> dict[str, Check]:
         "same data": SameDataCheck(),
         "not finite": NotFiniteCheck(named),
     }
-    if not streams.has_streams(named[0][1].device):
+    if named and not streams.has_streams(named[0][1].device):
         checks["slow_rank"] = SlowRank()
     return checks
 
