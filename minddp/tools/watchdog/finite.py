@@ -33,6 +33,7 @@ from minddp.tools.watchdog.misuse import NamedParams
 if TYPE_CHECKING:
     from minddp.ddp import DistributedDataParallel
 
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # so that a sum does not overflow
 BUCKET = 1 << 41  # a rank sends the bucket's index times this, plus the mark
 
 
@@ -123,7 +124,9 @@ class NotFiniteCheck(Check):
         self.post_backward()
         if is_sampled(step):
             self._own = own = []
-            note = lambda name, grad: own.append((name, wide_sum(grad))) if grad is not None else None  # noqa: E731
+            note = lambda name, grad: (  # noqa: E731
+                None if grad is None else own.append((name, grad.sum(dtype=WIDE.get(grad.dtype))))
+            )
             self._hooks = [param.register_hook(partial(note, name)) for name, param in self._params]
 
     def first_gradient(self, step: int) -> None:
@@ -139,7 +142,8 @@ class NotFiniteCheck(Check):
             grads = readable(
                 (name, param.grad) for name, param in self._params if not self._own
             )  # as FSDP2 has them
-            self._new.append((self._step, self._own or [(name, wide_sum(grad)) for name, grad in grads.items()]))
+            sums = [(name, grad.sum(dtype=WIDE.get(grad.dtype))) for name, grad in grads.items()]
+            self._new.append((self._step, self._own or sums))
         self._step = None
 
     def take_notes(self, is_last: bool = False) -> Notes:
@@ -160,11 +164,6 @@ class NotFiniteCheck(Check):
                 f"or clip gradients."
             )
             yield Finding("not finite", "gradients", number, tuple(found), text)
-
-
-def wide_sum(grad: torch.Tensor) -> torch.Tensor:
-    """The sum, which shows NaN and infinity, and does not overflow in half precision."""
-    return grad.sum(dtype=torch.promote_types(grad.dtype, torch.float32))
 
 
 @dataclass(eq=False)
