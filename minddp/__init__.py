@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from minddp.core.plan import BucketPlan, BucketSpec, ParamSpec, Slot  # noqa: F401
     from minddp.platform.ranks import RankFailure, launch  # noqa: F401
     from minddp.tools.audit import audit  # noqa: F401
+    from minddp.tools.watchdog.watch import watch  # noqa: F401
     from minddp.tools.wrapper import DistributedDataParallel  # noqa: F401
 
 # Imported on demand: `minddp --help` and `minddp exec` need no torch.
@@ -24,6 +25,7 @@ ON_DEMAND = {
     "minddp.core.plan": ["BucketPlan", "BucketSpec", "ParamSpec", "Slot"],
     "minddp.platform.ranks": ["RankFailure", "launch"],
     "minddp.tools.audit": ["audit"],
+    "minddp.tools.watchdog.watch": ["watch"],
 }
 PACKAGES = ["elastic", "xray"]  # the latter can be called: `with minddp.xray(ddp) as x:`
 __all__ = [*PACKAGES, *(name for names in ON_DEMAND.values() for name in names)]

@@ -30,12 +30,17 @@ def namespace(kind: str) -> str:
         return ""
 
 
-def is_running(pid: int) -> bool:
-    """True if the process exists and is no zombie."""
+def process_state(pid: int) -> str:
+    """Its letter in the process table, such as T for one that is stopped; Z if it is gone, or empty if unknown."""
     try:
         os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except ProcessLookupError:
-        return False
+        return "Z"
     except OSError:  # another user's process, or a system without /proc
-        return True
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    """True if the process exists and is no zombie."""
+    return process_state(pid) not in ("Z", "X")

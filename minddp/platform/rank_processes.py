@@ -1,10 +1,10 @@
-"""Which ranks' processes have ended: the process table of a host shows it for the ranks that run there."""
+"""Which ranks' processes have ended, or are stopped: a host's process table shows it for the ranks there."""
 
 from __future__ import annotations
 
 import os
 
-from minddp.platform.host import host_identity, is_running
+from minddp.platform.host import host_identity, process_state
 from minddp.platform.store import Messages
 
 
@@ -22,8 +22,15 @@ class RankProcesses:
 
     def has_ended(self, rank: int) -> bool:
         """True if the rank's process ran on this host and has ended. Other hosts' processes are not known."""
+        return self._state(rank) in ("Z", "X")
+
+    def is_stopped(self, rank: int) -> bool:
+        """True if it is on this host, and a signal or a debugger has stopped it."""
+        return self._state(rank) in ("T", "t")
+
+    def _state(self, rank: int) -> str:
         if rank not in self._pid_here and (process := self._messages.read(rank, "process")) is not None:
             host, pid = process
             self._pid_here[rank] = pid if host == self.host else None
         pid_here = self._pid_here.get(rank)
-        return pid_here is not None and not is_running(pid_here)
+        return "" if pid_here is None else process_state(pid_here)

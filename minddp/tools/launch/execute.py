@@ -4,6 +4,7 @@
     minddp exec accelerate launch train.py  # another launcher
     minddp exec --xray DIR python train.py  # each rank also records some steps, see `tools/xray/wrappers.py`
     minddp exec --audit DIR python train.py  # or measures what each micro-batch counts, see `tools/audit/`
+    minddp exec --watch python train.py     # torch's own class, watched: see `tools/watchdog/watch.py`
 
 The command gets one more folder at the head of PYTHONPATH. Its `sitecustomize` installs minddp in each Python
 process that imports torch, except in those started with `-I`, `-E`, `-S` or another PYTHONPATH.
@@ -12,6 +13,7 @@ process that imports torch, except in those started with `-I`, `-E`, `-S` or ano
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,6 +40,11 @@ def add_options(parser: argparse.ArgumentParser, out: str = "--xray") -> None:
         names = [option, "--out"] if option == out else [option]
         ours.add_argument(*names, type=Path, metavar="DIR", help=does)
     ours.add_argument(
+        "--watch", action="store_true", help="with torch's own DDP, FSDP2 or neither: warn of problems"
+    )
+    ours.add_argument("--watch-raises", action="store_true", help="watch, and end at the first problem")
+    ours.add_argument("--watch-json", type=Path, metavar="FILE", help="watch, and append each problem to FILE")
+    ours.add_argument(
         "--steps",
         type=step_range,
         default=XRAY_STEPS,
@@ -58,13 +65,17 @@ def step_range(text: str) -> range:
 def environment_of(options: argparse.Namespace) -> dict[str, str]:
     """The environment that passes these options to `startup`."""
     environment = installing(os.environ)
-    if options.native:
+    watches = options.watch or options.watch_raises or options.watch_json is not None
+    if options.native or watches:
         environment["MINDDP_NATIVE"] = "1"
     if options.backend:
         environment["MINDDP_BACKEND"] = options.backend
     if options.on_cpu:
         environment["MINDDP_ON_CPU"] = "1"
         environment["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{ON_CPU_PROGRAMS}"
+    if watches:
+        file = options.watch_json and str(options.watch_json.resolve())
+        environment["MINDDP_WATCH"] = json.dumps({"raises": options.watch_raises, "json": file})
     if options.xray is not None:
         environment["MINDDP_XRAY"] = f"{options.steps.start}:{options.steps.stop}:{options.xray.resolve()}"
     if options.audit is not None:

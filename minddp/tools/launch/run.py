@@ -4,6 +4,7 @@
     minddp run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host:29400 -m package.train
     minddp xray --out DIR train.py --epochs 3  # the same with --xray DIR, by default on two ranks
     minddp audit --out DIR train.py --epochs 3  # the same with --audit DIR
+    minddp watch train.py --epochs 3  # torch's own DDP, FSDP2 or neither, watched; by default on two ranks
 
 Torchrun's parser reads the options and its launcher starts the ranks, in the environment of `execute.py`.
 """
@@ -22,6 +23,7 @@ from minddp.tools.launch.execute import add_options, environment_of
 
 XRAY_DEFAULTS = ("--nproc-per-node", "2", "--xray", "runs/xray")
 AUDIT_DEFAULTS = ("--nproc-per-node", "2", "--audit", "runs/audit")
+WATCH_DEFAULTS = ("--nproc-per-node", "2", "--native", "--watch")
 
 
 def xray(arguments: Sequence[str]) -> int:
@@ -32,6 +34,11 @@ def xray(arguments: Sequence[str]) -> int:
 def audit(arguments: Sequence[str]) -> int:
     """`minddp audit`: measure in some steps how much each micro-batch of each rank counts."""
     return main([*AUDIT_DEFAULTS, *arguments], "minddp audit")
+
+
+def watch(arguments: Sequence[str]) -> int:
+    """`minddp watch`: run a script as it is, and warn of silent problems."""
+    return main([*WATCH_DEFAULTS, *arguments], "minddp watch")
 
 
 def main(arguments: Sequence[str], command: str = "minddp run") -> int:

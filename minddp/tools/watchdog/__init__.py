@@ -10,9 +10,11 @@ hour later. All ranks together know the reason, and the store through which they
 | why do the ranks not go on? | `diagnosis.py` |
 | which steps of a running training are checked, and by which interface? | `check.py`; `guard.py` calls the checks |
 | are the replicas still equal? If not, why? | `drift.py`, by `fingerprint.py` |
-| is the wrapper bypassed, and does each rank have its own data? | `misuse.py` |
+| is the wrapper bypassed, has each rank its own data, and each epoch another order? | `misuse.py` |
 | which rank is late, so that the others wait? | `slow_rank.py` |
+| does an optimizer step with NaN? | `finite.py`, which has `check_finite`, too |
 | how do notes reach rank 0, and findings all ranks? | `comparison.py` |
+| how are other classes watched? | `watch.py`: guards by `observer.py`, waits by `process_monitor.py` |
 """
 
 from minddp.tools.watchdog.rank_state import RankState

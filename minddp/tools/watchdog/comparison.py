@@ -104,4 +104,4 @@ class NotesComparison:
         """Once for each subject."""
         if (finding.check, finding.subject) not in [(known.check, known.subject) for known in self.found]:
             self.found.append(finding)
-            _log.warning("%s", finding.text)
+            _log.warning("%s", finding.text, extra={"finding": finding})

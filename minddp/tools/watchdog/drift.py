@@ -8,7 +8,8 @@ optimizer's `hyperparameters`, and since the previous record the steps of one op
 [Note: replicas that differ on purpose]
 With `init_sync=False`, or after the group has changed, ranks may begin with different weights, for instance until
 one of them is restored. So nothing is compared in the first `STILL_APART` steps. Post-local SGD lets replicas drift
-and averages them from time to time: its communication hook switches this check off.
+and averages them from time to time: its communication hook switches this check off. Where it is not known what
+averages, replicas have `patience` steps to become equal again; once they did, as many records.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ Records = Sequence[Mapping[str, Any]]  # by rank, of one step; see [Note: a reco
 
 
 class DriftCheck(Check):
-    """`params` are on one device. `starts_equal`: the replicas were made equal at construction."""
+    """`params` are on one device. `starts_equal`: the replicas were made equal at construction.
 
-    def __init__(self, params: NamedParams, *, starts_equal: bool):
+    `reducer` averages the gradients; it is empty if that is not known.
+    """
+
+    def __init__(self, params: NamedParams, *, starts_equal: bool, patience: int = 0, reducer: str = "transport"):
         # Of this rank: its records.
         self._params = params
         self._current: dict[str, Any] | None = None  # the record of this step, if it is sampled
@@ -40,9 +44,11 @@ class DriftCheck(Check):
         self._recorded = 0  # the latest recorded step
         self._optimizer_steps: Counter[int] = Counter()  # since the latest record, by id of the optimizer
         # Of rank 0: what it knows from comparing.
-        self._starts_equal = starts_equal
+        self._starts_equal, self._patience, self._reducer = starts_equal, patience, reducer
         self._hook: str | None = None  # the name of the communication hook
         self._equal: tuple[int, Records] | None = None  # the latest step, if it was compared
+        self._apart: list[tuple[int, Records]] = []  # those since in which replicas differed
+        self._has_met_again = False
         self._is_over = False
 
     def communication_hook(self, name: str, state: Any) -> None:
@@ -94,31 +100,51 @@ class DriftCheck(Check):
         """See [Note: replicas that differ on purpose]."""
         if self._is_over or not (self._starts_equal or number >= STILL_APART):
             return
-        if found := differing(notes, "params"):
-            self._is_over = True
-            offenders, differ = _split(found)
-            if self._equal is None:
-                since, cause = "since the first step", _FROM_THE_START
-            else:
-                equal_in, records = self._equal
-                since = f"equal in step {equal_in}, different in step {number}"
-                cause = _cause([records, notes], self._hook, offenders)
-            text = f"The replicas differ. {differ} ({since}). {cause}"
-            yield Finding("drift", "parameters", number, offenders, text)
-        self._equal = number, notes
+        found = differing(notes, "params")
+        if not found or (self._patience and self._meets_again(notes)):
+            self._has_met_again |= bool(self._apart)
+            self._apart = []
+            if not found:
+                before, self._equal = self._equal, (number, notes)
+                if before and all(differing(records, "hyperparameters") for records in (before[1], notes)):
+                    everyone = tuple(range(len(notes)))  # each steps a part: nothing else shows it
+                    yield Finding("drift", "parts", number, everyone, _cause([notes], self._reducer, everyone))
+            return
+        self._apart.append((number, notes))
+        since, records = self._apart[0]
+        if number - since < self._patience or (self._has_met_again and len(self._apart) < self._patience):
+            return
+        self._is_over = True
+        by = f"communication hook `{self._hook}`" if self._hook else self._reducer
+        offenders, differ = _split(differing(records, "params"))
+        if self._equal is not None:
+            when = f"equal in step {self._equal[0]}, different in step {since}"
+            cause = _cause([self._equal[1], records], by, offenders)
+        else:
+            when = "since the first step"
+            cause = _FROM_THE_START
+            if not by and differing(records, "grads"):
+                cause = _cause([records], by, offenders)
+        yield Finding("drift", "parameters", since, offenders, f"The replicas differ. {differ} ({when}). {cause}")
+
+    def _meets_again(self, notes: Records) -> bool:
+        """The replicas have had common values since they parted, perhaps after different numbers of steps."""
+        of_rank = zip(*(records for _, records in [*self._apart, (0, notes)]), strict=True)
+        values = [{tuple(record["params"].items()) for record in records} for records in of_rank]
+        return bool(set.intersection(*values))
 
 
 def differing(records: Records, key: str) -> dict[str, tuple[Any, ...]]:
-    """By name, each rank's values of those names that all ranks have, where the values differ."""
-    value_of_name = [record[key] for record in records]
-    common = [name for name in value_of_name[0] if all(name in of_rank for of_rank in value_of_name)]
-    found = {name: tuple(of_rank[name] for of_rank in value_of_name) for name in common}
-    return {name: values for name, values in found.items() if len(set(values)) > 1}
+    """By name, each rank's value, where values differ; `None` of a rank without it, such as another shard's."""
+    listed = dict.fromkeys(name for record in records for name in record[key])
+    found = {name: tuple(record[key].get(name) for record in records) for name in listed}
+    return {name: values for name, values in found.items() if len({*values} - {None}) > 1}
 
 
 _FROM_THE_START = (
     "Weights were loaded or changed on one rank after the module was wrapped, or were never equal "
-    "(`init_sync=False`): load them on all ranks or before wrapping, or call `ddp.synchronize()` after it."
+    "(`init_sync=False`): load them on all ranks or before wrapping; minddp's wrapper has `ddp.synchronize()` for "
+    "it."
 )
 
 
@@ -133,10 +159,15 @@ def _split(found: Mapping[str, tuple[Any, ...]]) -> tuple[tuple[int, ...], str]:
     return everyone, f"{parts} have different values of {listed}"
 
 
-def _cause(steps: Sequence[Records], hook: str | None, offenders: Sequence[int]) -> str:
-    """The most probable cause. In the first of two `steps` all parameters were equal."""
-    if any(differing(records, "grads") for records in steps):
-        by = f"communication hook `{hook}`" if hook else "transport"
+def _cause(steps: Sequence[Records], by: str, offenders: Sequence[int]) -> str:
+    """The most probable cause. In the first of two `steps` all parameters were equal. `by`: what averages."""
+    unequal = {name for records in steps for name in differing(records, "grads")}
+    if unequal and not by:
+        return (
+            f"The gradients of {names(sorted(unequal))} differed when the optimizer stepped: they are not averaged."
+            f" Wrap the module in DistributedDataParallel and call the wrapper, or all-reduce each `.grad` before."
+        )
+    if unequal:
         return (
             f"The averaged gradients were different already: the {by} returns different ones on each rank. Return "
             f"the same on all ranks; if the replicas are meant to differ (local SGD), pass on_drift=None."
@@ -157,5 +188,5 @@ def _cause(steps: Sequence[Records], hook: str | None, offenders: Sequence[int])
         f"The averaged gradients were equal, and no hyperparameter is known to differ: something has written to "
         f"the parameters or to `.grad` on {ranks(offenders)}, such as `load_state_dict`, or the optimizer's state "
         f"differs (only one rank has loaded a checkpoint, or a rank ran out of inputs under `join`). Do it on all "
-        f"ranks, or call `ddp.synchronize(optimizer=optimizer)` after it."
+        f"ranks; minddp's wrapper has `ddp.synchronize(optimizer=optimizer)` for it."
     )

@@ -7,7 +7,7 @@ see that these integers have changed places. Of one element each, all weights ti
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -46,13 +46,24 @@ class Reading:
 
 
 def readable(named: Iterable[tuple[Name, torch.Tensor | None]]) -> dict[Name, torch.Tensor]:
-    """The tensors whose bits can be read, by name: not those that are sparse, freed, lazy or of another class."""
+    """The tensors whose bits can be read, by name: not those that are sparse, freed, lazy or of another class.
+
+    Of a distributed tensor (DTensor), which is not imported for this, it is this rank's part.
+    """
     return {
         name: tensor.detach()
-        for name, tensor in named
+        for name, tensor in ((name, getattr(tensor, "_local_tensor", tensor)) for name, tensor in named)
         if tensor is not None
         and type(tensor.data) is torch.Tensor
         and tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_meta or tensor.is_conj() or tensor.is_neg())
         and tensor.untyped_storage().nbytes() > 0
     }
+
+
+def shard_name(name: str, param: Any) -> str:
+    """The name, with the place of this rank's part of a distributed tensor. Parts of one name are replicas."""
+    placements, mesh = getattr(param, "placements", ()), getattr(param, "device_mesh", None)
+    places = zip(placements, (mesh and mesh.get_coordinate()) or (), strict=False)
+    shards = [str(place) for placement, place in places if not placement.is_replicate()]
+    return f"{name} (shard {'.'.join(shards)})" if shards else name

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from minddp.core.backward_pass import Phase
 from minddp.core.bucket import GradientBucket
@@ -23,10 +26,14 @@ from minddp.core.reducer import Reducer
 from minddp.extension import Extension
 from minddp.options import exclude
 from minddp.platform import wording
+from minddp.tools.watchdog.check import Check, Finding, Notes, is_sampled
+from minddp.tools.watchdog.fingerprint import readable
+from minddp.tools.watchdog.misuse import NamedParams
 
 if TYPE_CHECKING:
     from minddp.ddp import DistributedDataParallel
 
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # so that a sum does not overflow
 BUCKET = 1 << 41  # a rank sends the bucket's index times this, plus the mark
 
 
@@ -98,6 +105,65 @@ def not_finite(reducer: Reducer, mark_of_rank: dict[int, int]) -> FloatingPointE
         f"at the batch and the loss of {wording.ranks(list(mark_of_rank))} in this step; if training diverges, "
         f"lower the learning rate or clip gradients. With a GradScaler infinity is normal: leave check_finite out."
     )
+
+
+class NotFiniteCheck(Check):
+    """Does an optimizer step after gradients with NaN or infinity? In the sampled steps of a guard.
+
+    A GradScaler leaves such a step out. `params` are on one device.
+    """
+
+    def __init__(self, params: NamedParams):
+        self._params = params
+        self._hooks: list[RemovableHandle] = []
+        self._own: list[tuple[str, torch.Tensor]] = []  # the sums of this rank's gradients, as they arrive
+        self._step: int | None = None  # sampled, and not seen by an optimizer yet
+        self._new: deque[tuple[int, list[tuple[str, torch.Tensor]]]] = deque()
+
+    def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.post_backward()
+        if is_sampled(step):
+            self._own = own = []
+            note = lambda name, grad: (  # noqa: E731
+                None if grad is None else own.append((name, grad.sum(dtype=WIDE.get(grad.dtype))))
+            )
+            self._hooks = [param.register_hook(partial(note, name)) for name, param in self._params]
+
+    def first_gradient(self, step: int) -> None:
+        self._step = step if is_sampled(step) else None
+
+    def post_backward(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._step is not None and getattr(optimizer, "found_inf", None) is None:  # else it leaves the step out
+            grads = readable(
+                (name, param.grad) for name, param in self._params if not self._own
+            )  # as FSDP2 has them
+            sums = [(name, grad.sum(dtype=WIDE.get(grad.dtype))) for name, grad in grads.items()]
+            self._new.append((self._step, self._own or sums))
+        self._step = None
+
+    def take_notes(self, is_last: bool = False) -> Notes:
+        taken = [self._new.popleft() for _ in range(len(self._new))]
+        return [(step, [name for name, value in sums if not value.isfinite().item()]) for step, sums in taken]
+
+    def release(self) -> None:
+        self._params = ()
+        self.post_backward()
+
+    def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
+        if found := {rank: names for rank, names in enumerate(notes) if names}:
+            first = next(iter(found.values()))
+            text = (
+                f"In step {number} gradients of {wording.ranks([*found])} are not finite, first that of "
+                f"`{first[0]}`, and an optimizer steps with them: averages and weights have NaN on all ranks. Go "
+                f"back to a checkpoint, look at the batch and the loss of that step, and lower the learning rate "
+                f"or clip gradients."
+            )
+            yield Finding("not finite", "gradients", number, tuple(found), text)
 
 
 @dataclass(eq=False)

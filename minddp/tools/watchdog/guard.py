@@ -1,4 +1,7 @@
-"""The guard calls its checks around forward, backward and optimizers; `comparison.py` compares their notes."""
+"""The guard calls its checks around forward, backward and optimizers; `comparison.py` compares their notes.
+
+A wrapper of minddp calls its guard by `Guarded`; for other modules see `observer.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from minddp.platform import streams
 from minddp.tools.watchdog.check import ALONE, Check, Finding
 from minddp.tools.watchdog.comparison import NotesComparison
 from minddp.tools.watchdog.drift import DriftCheck
-from minddp.tools.watchdog.misuse import BypassCheck, SameDataCheck
+from minddp.tools.watchdog.finite import NotFiniteCheck
+from minddp.tools.watchdog.misuse import BypassCheck, NamedParams, SameDataCheck
 from minddp.tools.watchdog.slow_rank import SlowRank
 from minddp.transport.protocols import Transport
 
@@ -37,6 +41,8 @@ class Guard(Mode, StepWatcher):
     guard is collected. `num_passes`: the backwards that the reducer has synchronised before.
     """
 
+    steps_are_passes = False  # an optimizer's step ends a synchronised backward, of which nothing else is known
+
     def __init__(
         self,
         params: Sequence[tuple[str, torch.nn.Parameter]],
@@ -53,9 +59,10 @@ class Guard(Mode, StepWatcher):
         self._guarded = {id(param) for _, param in params}
         # Where training is.
         self._first_pass = num_passes
-        self._step = 0
+        self.step = 0  # synchronised backwards so far
         self._in_backward = False
         self._steps_alone = 0  # optimizer steps since the last synchronised backward
+        self._stepping: int | None = None  # the id of the optimizer that was the first to step
         self.watch_steps()
         weakref.finalize(self, self._comparison.abandon).atexit = False
         self._group_end = transport.when_group_ends(weakly(self.close))
@@ -70,8 +77,8 @@ class Guard(Mode, StepWatcher):
         self._comparison.close()
 
     def before_module(self, num_passes: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._step = num_passes - self._first_pass
-        self.call("before_module", self._step, inputs, kwargs)
+        self.step = num_passes - self._first_pass
+        self.call("before_module", self.step, inputs, kwargs)
 
     def shadow_begins(self) -> None:
         """Start with the first reduced backward, also on a rank that has joined."""
@@ -80,8 +87,8 @@ class Guard(Mode, StepWatcher):
     def first_gradient(self, param: int) -> None:
         self._steps_alone, self._in_backward = 0, True
         self.shadow_begins()
-        self.call("first_gradient", self._step)
-        self._step += 1
+        self.call("first_gradient", self.step)
+        self.step += 1
 
     def before_unpack(self) -> None:
         self.call("before_unpack")
@@ -102,19 +109,41 @@ class Guard(Mode, StepWatcher):
                 _log.warning("A check of the guard has failed and is left out from now on.", exc_info=True)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._looks_at(optimizer):
+        if self.looks_at(optimizer):
+            self._stepping = self._stepping or id(optimizer)
+            if self.steps_are_passes and self._stepping == id(optimizer):
+                self.first_gradient(-1)
+                self.post_backward()
             self.call("before_step", optimizer)
             self._steps_alone += 1
             if self._steps_alone == ALONE:
                 self._comparison.start(f"{self._name}/alone")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._looks_at(optimizer):
+        if self.looks_at(optimizer):
             self.call("after_step", optimizer)
 
-    def _looks_at(self, optimizer: torch.optim.Optimizer) -> bool:
+    def looks_at(self, optimizer: torch.optim.Optimizer) -> bool:
         """Not in backward, where each bucket may have its own step."""
         return not self._in_backward and steps_on(optimizer, self._guarded)
+
+
+def checks_of(named: NamedParams, *, starts_equal: bool) -> dict[str, Check]:
+    """The checks of a wrapper that reduces these parameters, which are on one device."""
+    checks: dict[str, Check] = {
+        "drift": DriftCheck(named, starts_equal=starts_equal),
+        "bypass": BypassCheck(named),
+        "same data": SameDataCheck(),
+        "not finite": NotFiniteCheck(named),
+    }
+    if named and not streams.has_streams(named[0][1].device):
+        checks["slow_rank"] = SlowRank()
+    return checks
+
+
+def on_one_device(named: NamedParams) -> NamedParams:
+    """Those on the device of the first."""
+    return [(name, param) for name, param in named if param.device == named[0][1].device]
 
 
 @dataclass(eq=False)
@@ -130,14 +159,9 @@ class Guarded(Extension):
         if transport.world_size == 1 or transport.store is None:
             return
         named = [(spec.name, param) for spec, param in zip(reducer.store.plan.params, reducer.params, strict=True)]
-        here = [(name, param) for name, param in named if param.device == named[0][1].device]
-        checks: dict[str, Check] = {
-            "drift": DriftCheck(here, starts_equal=starts_equal),
-            "bypass": BypassCheck(here),
-            "same data": SameDataCheck(),
-        }
-        if not (streams.has_streams(ddp.device) or self.shares):  # ranks may have different numbers of them
-            checks["slow_rank"] = SlowRank()
+        checks = checks_of(on_one_device(named), starts_equal=starts_equal)
+        if self.shares:  # ranks may have different numbers of them
+            checks.pop("slow_rank", None)
         self.guard = Guard(named, transport, checks, reducer.num_passes)
         reducer.modes.append(self.guard)
         if (hook := ddp._registered_hook) is not None:

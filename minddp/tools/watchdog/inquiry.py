@@ -15,6 +15,7 @@ All of them raise it, so every rank reports the cause instead of a consequence.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 
@@ -23,8 +24,10 @@ import torch.distributed as dist
 from minddp.platform.rank_processes import RankProcesses
 from minddp.platform.repeating_thread import RepeatingThread
 from minddp.platform.store import POLL_S, Messages, own_connection
-from minddp.tools.watchdog.rank_state import EXITED, LEFT, SILENT, RankState
+from minddp.tools.watchdog.diagnosis import Diagnosis, diagnose
+from minddp.tools.watchdog.rank_state import EXITED, LEFT, SILENT, STOPPED, RankState
 
+_log = logging.getLogger(__name__)
 READ_EVERY_S = 1.0
 ANSWER_LIMIT_S = 3 * READ_EVERY_S
 
@@ -33,12 +36,19 @@ class Inquiry:
     """Answers for one rank until `close`, and asks the others.
 
     All ranks of a group must create their inquiries in the same order. `state` returns the rank's state, or `None`
-    if its module is gone; it must hold no reference to the module.
+    if its module is gone; it must hold no reference to the module. `left`: why there is no answer after `close`.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, state: Callable[[], RankState | None]):
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        state: Callable[[], RankState | None],
+        left: str = LEFT,
+    ):
         self.messages = Messages.open(own_connection(store), "minddp/watchdog", rank, world_size)
-        self._state = state
+        self._state, self.left = state, left
         self._processes = RankProcesses(self.messages)
         self._answered = 0
         self.group_end: object = None  # kept as long as this inquiry
@@ -53,12 +63,38 @@ class Inquiry:
         deadline = time.monotonic() + ANSWER_LIMIT_S
         while pending := [rank for rank in range(self.messages.world_size) if rank not in found]:
             time.sleep(POLL_S)
-            otherwise = SILENT if time.monotonic() > deadline or is_over() else None
+            is_late = time.monotonic() > deadline or is_over()
             for rank in pending:
-                state = self.messages.read(rank, "answer", question) or self._absence(rank) or otherwise
+                state = self.messages.read(rank, "answer", question) or self._absence(rank)
+                if state is None and is_late:
+                    state = STOPPED if self._processes.is_stopped(rank) else SILENT
                 if state is not None:
                     found[rank] = state
         return found
+
+    def examine(self, waited_s: float, limit_s: float, wait: str, is_over: Callable[[], bool]) -> str | None:
+        """The reason why a wait can never end, or `None`. `wait`: its name, equal on all ranks that wait in it.
+
+        See [Note: which rank asks, and when], and [Note: how long to wait] in `watched_transport.py`.
+        """
+        interval = int(waited_s / limit_s).bit_length()  # of 1, 2-3, 4-7, 8-15, ... limits
+        report = f"report {interval} of {wait}"
+        occasions = [*self.occasions(), *([report] if interval else [])]
+        if occasions and (verdict := self.messages.settled("verdict")):
+            return str(verdict)
+        if claimed := [occasion for occasion in occasions if self.claims(occasion)]:
+            diagnosis = self.diagnose(is_over)
+            if diagnosis.is_certain:
+                return diagnosis.text
+            if report in claimed:
+                _log.warning("Waited for %.0f s so far. %s", waited_s, diagnosis.text)
+        return None
+
+    def diagnose(self, is_over: Callable[[], bool]) -> Diagnosis:
+        try:
+            return diagnose(self.ask(is_over))
+        except RuntimeError as error:
+            return Diagnosis(f"The store does not answer either ({error}): the rank that hosts it has ended.", True)
 
     def alarm(self) -> None:
         """Give all waiting ranks an occasion to ask."""
@@ -85,7 +121,7 @@ class Inquiry:
         """Why a rank will not answer; `None` if it may."""
         if self._processes.has_ended(rank):
             return EXITED
-        return LEFT if self.messages.read(rank, "left") else None
+        return self.messages.read(rank, "left")  # type: ignore[no-any-return]
 
     def _turn(self, is_last: bool) -> None:
         """Answer new questions, or leave."""
@@ -94,7 +130,7 @@ class Inquiry:
             self._answer(question)
         self._answered = asked
         if is_last:
-            self.messages.post(True, "left")
+            self.messages.post(self.left, "left")
             self.alarm()
             self.messages.leave("asked", "alarms", "left", "process")
 

@@ -1,4 +1,4 @@
-"""Is the wrapper used as intended? Forward has to run through it, and each rank needs its own data.
+"""Is the wrapper used as intended? Forward has to run through it; each rank needs its own data, in a new order.
 
 [Note: averaging by oneself]
 A script may train without synchronised backwards: it averages gradients itself, or parameters from time to time
@@ -9,6 +9,7 @@ and must not have had a common value since, even after different numbers of step
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,11 +23,13 @@ from minddp.tools.watchdog.fingerprint import Reading, readable
 BATCHES = 8
 FEWEST_DIFFERENT = 4  # of these batches: a batch that never changes is a benchmark
 FEWEST_ELEMENTS = 8  # of a batch: fewer may be an option, such as the number of the step
-MOST_ELEMENTS = 4096  # of each tensor of a batch
+SAMPLE_ELEMENTS = 1024  # of each tensor of a batch
+MOST_SAMPLES = 512  # batches that the guard's thread has not read
 CALL_THE_WRAPPER = (
     "Call the wrapper, not `ddp.module` or the bare module, compute the loss from what it returns, and leave "
     "`no_sync` for the last backward before each step."
 )
+NO_SYNC = "Every forward since was within `no_sync`: leave it for the last forward and backward before each step."
 NamedParams = Sequence[tuple[str, torch.nn.Parameter]]
 
 
@@ -39,8 +42,12 @@ class BypassCheck(Check):
 
     def first_gradient(self, step: int) -> None:
         self._since = step
+        self._forwards = [0, 0]  # under `no_sync`, and others
         self._stepping: int | None = None  # the id of the optimizer that was the first to step
         self._readings: list[Reading] = []
+
+    def post_forward(self, synchronises: bool) -> None:
+        self._forwards[synchronises] += 1
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Reads before a step: parameters that the script averages after a step are equal by then."""
@@ -53,7 +60,8 @@ class BypassCheck(Check):
         readings = self._readings
         if len(readings) != ALONE - 1:
             return []
-        notes = [(self._since, [reading.prints() for reading in readings])]
+        within, outside = self._forwards
+        notes = [(self._since, (within > outside == 0, [reading.prints() for reading in readings]))]
         readings.append(Reading())  # so that they are noted once
         return notes
 
@@ -62,42 +70,75 @@ class BypassCheck(Check):
 
     def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
         """See [Note: averaging by oneself]."""
-        values = [[tuple(prints.items()) for prints in of_rank] for of_rank in notes]
+        no_sync, readings = zip(*notes, strict=True)
+        values = [[tuple(prints.items()) for prints in of_rank] for of_rank in readings]
         parted = next((step for step, of_step in enumerate(zip(*values, strict=True)) if len({*of_step}) > 1), None)
         if parted is not None and not set.intersection(*({*of_rank[parted:]} for of_rank in values)):
             everyone, since = tuple(range(len(notes))), f" after step {number}" if number >= 0 else ""
-            apart = [name for name in notes[0][-1] if len({of_rank[-1].get(name) for of_rank in notes}) > 1]
+            apart = [name for name in readings[0][-1] if len({of_rank[-1].get(name) for of_rank in readings}) > 1]
+            remedy = NO_SYNC if all(no_sync) else CALL_THE_WRAPPER
             text = (
                 f"Gradients are not averaged: {ALONE} optimizer steps without a synchronised backward{since}, and "
-                f"{ranks(everyone)} have different values of {names(apart)}. {CALL_THE_WRAPPER}"
+                f"{ranks(everyone)} have different values of {names(apart)}. {remedy}"
             )
             yield Finding("bypass", "wrapper", number, everyone, text)
 
 
 class SameDataCheck(Check):
-    """Has each rank its own data? Compares the inputs of the first forward in each of the first steps."""
+    """Has each rank its own data, and each epoch another order?
+
+    Takes a sample of the inputs of the first forward in each step. The first `BATCHES` are compared between ranks.
+    If they come again, a second epoch has begun, in the order of the first.
+    """
 
     def __init__(self) -> None:
-        self._batches: list[list[torch.Tensor]] = []
+        self._samples: deque[list[torch.Tensor]] = deque(maxlen=MOST_SAMPLES)
+        self._num_steps = 0
+        self._first: list[int] = []
+        self._num_read = self._num_again = 0  # batches, and those in a row that are the first ones again
 
     def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if step == len(self._batches) < BATCHES:
-            found = [*readable(enumerate(tensors_in((inputs, kwargs)))).values()]
+        if step >= self._num_steps and self._num_again < BATCHES:
+            self._num_steps = step + 1
+            found = readable(enumerate(tensors_in((inputs, kwargs)))).values()
             is_data = sum(tensor.numel() for tensor in found) >= FEWEST_ELEMENTS
-            first = [tensor.reshape(-1)[:MOST_ELEMENTS].to("cpu", copy=True) for tensor in found]
-            self._batches.append(first if is_data else [])
+            self._samples.append([spread_sample(tensor) for tensor in found if is_data])
 
     def take_notes(self, is_last: bool = False) -> Notes:
-        if len(self._batches) != BATCHES:
-            return []
-        batches = [tuple(zlib.crc32(it.view(torch.uint8).numpy().data) for it in batch) for batch in self._batches]
-        self._batches.append([])  # so that they are noted once
-        return [(BATCHES - 1, batches)]
+        notes: Notes = []
+        while self._samples and self._num_again < BATCHES:
+            sample = [tensor.to("cpu") for tensor in self._samples.popleft()]
+            value = hash(tuple(zlib.crc32(it.view(torch.uint8).numpy().data) for it in sample))
+            self._num_read += 1
+            if len(self._first) < BATCHES:
+                self._first.append(value)
+                notes += [(BATCHES - 1, self._first)] if len(self._first) == BATCHES else []
+                continue
+            is_next = value == self._first[self._num_again]
+            self._num_again = self._num_again + 1 if is_next else int(value == self._first[0])
+            if self._num_again == BATCHES == len(set(self._first)):  # else they are synthetic
+                notes.append((BATCHES, self._num_read - BATCHES))
+        return notes
 
     def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
-        if all(prints == notes[0] for prints in notes) and len(set(notes[0])) >= FEWEST_DIFFERENT:
+        everyone = tuple(range(len(notes)))
+        if number == BATCHES:
+            text = (
+                f"Every epoch has the same order: the batches of steps {notes[0]} to {notes[0] + BATCHES - 1} are "
+                f"the first {BATCHES} again, on all ranks. To shuffle anew, call `sampler.set_epoch(epoch)` before "
+                f"each epoch."
+            )
+            yield Finding("same order", "inputs", notes[0], everyone, text)
+        elif all(prints == notes[0] for prints in notes) and len(set(notes[0])) >= FEWEST_DIFFERENT:
             text = (
                 f"All {len(notes)} ranks train on the same data: their first {BATCHES} batches were equal. Give "
                 f"each rank its own part, for example with `torch.utils.data.DistributedSampler`, or another seed."
             )
-            yield Finding("same data", "inputs", number, tuple(range(len(notes))), text)
+            yield Finding("same data", "inputs", number, everyone, text)
+
+
+def spread_sample(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of some elements, spread over the tensor's memory. Does not wait for the device."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    step = span // SAMPLE_ELEMENTS + 1
+    return tensor.as_strided((-(-span // step) if tensor.numel() else 0,), (step,), tensor.storage_offset()).clone()

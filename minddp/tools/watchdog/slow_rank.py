@@ -24,6 +24,8 @@ WAITS = None  # the training thread waits for other ranks, and is in no phase
 # Rank 0 compares windows of at least so many sampled steps and seconds: threads share a core for some ten seconds.
 WINDOW_STEPS = 20
 WINDOW_S = 90.0
+# A rank that costs this share of a step is a hint in the first window already, after so many seconds.
+HINT_SHARE, HINT_S = 0.3, 10.0
 
 
 class SlowRank(Check):
@@ -38,6 +40,7 @@ class SlowRank(Check):
         # Of rank 0: the steps of this window, and its beginning.
         self._window: list[list[RankTimes]] = []
         self._first_step = self._began_ns = 0
+        self._hints = True  # once
 
     def _reset(self) -> None:
         self._times: dict[WorkPhase | None, int] = dict.fromkeys((*PHASES, WAITS), 0)
@@ -91,11 +94,14 @@ class SlowRank(Check):
             self._began_ns, self._first_step = now_ns, number
         if len(self._window) < MOST_KEPT:
             self._window.append([RankTimes(*times) for times in notes])
-        if len(self._window) < WINDOW_STEPS or now_ns - self._began_ns < 1e9 * WINDOW_S:
+        window_s = (now_ns - self._began_ns) / 1e9
+        is_full = window_s >= WINDOW_S
+        if len(self._window) < WINDOW_STEPS or not (is_full or (self._hints and window_s >= HINT_S)):
             return
-        steps, self._window = self._window, []
+        steps, least_share = self._window, 0.0 if is_full else HINT_SHARE
+        self._window, self._hints = [] if is_full else steps, False
         for late in late_ranks(steps):
-            if late.late_ns >= LEAST_LATE_NS:
+            if late.late_ns >= LEAST_LATE_NS and late.share >= least_share:
                 text = (
                     f"{late} Measured in steps {self._first_step} to {number}. Compare its data loading, its work "
                     f"and its machine with the others'; `minddp xray` shows a step."

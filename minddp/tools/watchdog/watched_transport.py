@@ -16,7 +16,6 @@ backward in which it has launched collectives, all ranks have to drop theirs aft
 from __future__ import annotations
 
 import datetime
-import logging
 import os
 import socket
 import threading
@@ -34,7 +33,6 @@ from torch.distributed.constants import default_pg_timeout
 
 from minddp.core.autograd import weakly
 from minddp.extension import Extension
-from minddp.tools.watchdog.diagnosis import Diagnosis, diagnose
 from minddp.tools.watchdog.inquiry import Inquiry
 from minddp.tools.watchdog.rank_state import RankState, where_is_main_thread
 from minddp.transport.protocols import Transport, Work
@@ -42,7 +40,6 @@ from minddp.transport.protocols import Transport, Work
 if TYPE_CHECKING:
     from minddp.ddp import DistributedDataParallel
 
-_log = logging.getLogger(__name__)
 CHECK_WAIT_EVERY_S = 1.0
 AT_ONCE_S = 0.001  # torch treats a wait without a timeout as unlimited
 MAX_RECENT = 64  # collectives, to compare with those of other ranks
@@ -131,7 +128,9 @@ class WatchedTransport:
         except Stuck:
             raise
         except RuntimeError as error:
-            self._stuck = self._stuck or self._inquiry.settle(f"{error}\n{self._diagnose().text}")
+            self._stuck = self._stuck or self._inquiry.settle(
+                f"{error}\n{self._inquiry.diagnose(self._is_stuck).text}"
+            )
             raise Stuck(self._stuck) from error
         finally:
             self._waiting_since = None
@@ -141,20 +140,10 @@ class WatchedTransport:
         self._stuck = reason
 
     def _reason_to_give_up(self, waited_s: float) -> str | None:
-        """The reason why the wait can never end, or `None`. See [Note: which rank asks, and when]."""
-        inquiry = self._inquiry
-        interval = int(waited_s / self._limit_s).bit_length()  # of 1, 2-3, 4-7, 8-15, ... limits
-        report = f"report {interval} of collective {self._number}"
-        occasions = [*inquiry.occasions(), *([report] if interval else [])]
-        if occasions and (verdict := inquiry.messages.settled("verdict")):
-            return str(verdict)
-        if claimed := [occasion for occasion in occasions if inquiry.claims(occasion)]:
-            diagnosis = self._diagnose()
-            if diagnosis.is_certain:
-                return diagnosis.text
-            if report in claimed:
-                _log.warning("Waited for %.0f s so far. %s", waited_s, diagnosis.text)
-        return None
+        return self._inquiry.examine(waited_s, self._limit_s, f"collective {self._number}", self._is_stuck)
+
+    def _is_stuck(self) -> bool:
+        return bool(self._stuck)
 
     def settle(self) -> None:
         """All ranks have launched the same collectives so far."""
@@ -193,12 +182,6 @@ class WatchedTransport:
         self._number += 1
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._recent.append((self._number, f"{operation} of {tensor.numel():,} {dtype}"))
-
-    def _diagnose(self) -> Diagnosis:
-        try:
-            return diagnose(self._inquiry.ask(lambda: bool(self._stuck)))
-        except RuntimeError as error:
-            return Diagnosis(f"The store does not answer either ({error}): the rank that hosts it has ended.", True)
 
 
 class _WatchedWork:

@@ -9,7 +9,7 @@ import pytest
 
 from minddp.core.backward_pass import Phase
 from minddp.tools.watchdog.diagnosis import diagnose
-from minddp.tools.watchdog.rank_state import EXITED, LEFT, SILENT, RankState
+from minddp.tools.watchdog.rank_state import ENDED, EXITED, LEFT, SILENT, STOPPED, UNWATCHED, RankState
 
 
 def state(rank: int, backward: int = 3, phase: str = "FINALIZING", **changed: Any) -> RankState:
@@ -131,3 +131,53 @@ def test_every_rank_has_its_line() -> None:
 def test_a_state_survives_the_store() -> None:
     sent = state(1, missing=("a", "b"), accumulates=True)
     assert pickle.loads(pickle.dumps(sent)) == sent
+
+
+def test_ranks_that_wait_in_different_calls() -> None:
+    waits = {"waits_in": "`barrier`", "where": "train.py:98 in save"}
+    found = diagnosis_of(state(0, **waits), state(1, waits_in="backward, at its end"))
+    assert not found.is_certain, "both may be under way, in groups of their own"
+    assert found.text.startswith(
+        "Rank 0 waits in `barrier` (train.py:98 in save). Rank 1 waits in backward, at its "
+    )
+    assert "end (train.py:57 in step). All ranks of a group" in found.text
+    assert "make each on all ranks or on none" in found.text
+    assert "`drop_last=True`" in found.text
+
+
+def test_collectives_of_a_group_are_compared_by_their_number_in_it() -> None:
+    launched = [
+        {("0 (gloo)", 6): what, ("1 (gloo)", 9): "barrier"} for what in ("barrier", "all_reduce of 3 float")
+    ]
+    found = diagnosis_of(*(state(rank, recent=recent) for rank, recent in enumerate(launched)))
+    assert found.is_certain
+    assert "Collective 6 of group 0 (gloo) is not the same everywhere: rank 1 launched all_reduce" in found.text
+    assert "collective 9 of group 1 (gloo), barrier, waiting" in found.text.splitlines()[1]
+
+
+def test_a_rank_that_is_stopped_is_not_called_out_of_reach() -> None:
+    found = diagnosis_of(state(0), STOPPED)
+    assert not found.is_certain
+    assert "Rank 1 is stopped, by a signal (SIGSTOP, Ctrl-Z) or a debugger; `kill -CONT`" in found.text
+    assert "host may be down" not in found.text
+
+
+def test_a_rank_whose_watch_was_closed_may_still_come() -> None:
+    found = diagnosis_of(state(0), UNWATCHED)
+    assert not found.is_certain
+    assert "Rank 1 is no longer watched. Rank 0 waits" in found.text
+
+
+def test_a_rank_that_has_left_the_group_may_have_had_fewer_batches() -> None:
+    found = diagnosis_of(state(0), ENDED)
+    assert found.is_certain
+    assert "Rank 1 has left the process group" in found.text
+    assert "`DistributedSampler`, `drop_last=True`), or train within `ddp.join()`" in found.text
+
+
+def test_parameters_that_the_waiting_ranks_lack_too_are_not_the_cause() -> None:
+    common = ("frozen",)
+    lacking = elsewhere(1, phase="INCOMPLETE", missing=(*common, "head.weight"))
+    assert "gradients for `head.weight`: backward" in diagnosis_of(state(0, missing=common), lacking).text
+    same = elsewhere(1, phase="INCOMPLETE", missing=common)
+    assert "has not produced" not in diagnosis_of(state(0, missing=common), same).text

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from minddp.tools.watchdog.check import EVERY
+from minddp.tools.watchdog.drift import DriftCheck
 from tests.tools.watchdog.fleet import Fleet
 
 BLOCK = 10  # steps
@@ -219,3 +220,50 @@ def test_a_parameter_may_be_replaced_and_freed() -> None:
     fleet.call(0, "first_gradient", fleet.num_steps)
     fleet.call(0, "post_backward")
     assert fleet.end() == []
+
+
+# ---------------------------------------------------------------------- where nobody knows what averages
+
+
+def patient() -> Fleet:
+    fleet = Fleet(2)
+    for number, checks in enumerate(fleet.checks):
+        params = list(fleet.modules[number].named_parameters())
+        checks["drift"] = DriftCheck(params, starts_equal=True, patience=20, reducer="")
+    return fleet
+
+
+def give_own_gradients(fleet: Fleet) -> Callable[[int, int], object]:
+    return lambda step, rank: fleet.give_gradients(rank, 100 * step + rank)
+
+
+def test_gradients_that_nobody_averages_are_named_after_a_while() -> None:
+    fleet = patient()
+    fleet.steps(19, act=give_own_gradients(fleet))
+    assert fleet.exchange() == []
+    fleet.steps(10, act=give_own_gradients(fleet))
+    (finding,) = fleet.exchange(8)
+    assert "equal in step 0, different in step 1" in finding.text
+    assert "they are not averaged. Wrap the module in DistributedDataParallel" in finding.text
+
+
+@pytest.mark.parametrize("every", [2, 8, 15])
+def test_parameters_that_are_averaged_later_are_no_finding(every: int) -> None:
+    fleet = patient()
+    for step in range(150):
+        fleet.steps(1, act=give_own_gradients(fleet))
+        if step % every == every - 1:
+            fleet.average()
+    assert fleet.exchange(20) == []
+
+
+def test_learning_rates_of_ranks_that_each_step_a_part_are_named() -> None:
+    fleet = Fleet(2)
+    for rank, lr in enumerate((0.1, 0.2)):
+        fleet.optimizers[rank].param_groups[0]["lr"] = lr
+    for _ in range(3):
+        fleet.steps(1)
+        fleet.average()
+        fleet.modules[1].load_state_dict(fleet.modules[0].state_dict())
+    (finding,) = fleet.exchange()
+    assert "`lr of group 0` is 0.1 on rank 0, but 0.2 on rank 1" in finding.text

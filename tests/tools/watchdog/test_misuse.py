@@ -65,6 +65,17 @@ def test_two_optimizers_of_one_module_count_apart() -> None:
     assert fleet.exchange() == []
 
 
+def test_forwards_that_are_all_within_no_sync_are_named() -> None:
+    for outside, words in ((0, "Every forward since was within `no_sync`"), (1, "Call the wrapper")):
+        fleet = Fleet(2)
+        for rank in range(2):
+            for synchronises in [False] * ALONE + [True] * outside:
+                fleet.call(rank, "post_forward", synchronises)
+        fleet.alone(ALONE)
+        (finding,) = fleet.exchange()
+        assert words in finding.text
+
+
 # ---------------------------------------------------------------------- the same data
 
 
@@ -100,6 +111,39 @@ def test_equal_batches_on_all_ranks_are_named_once() -> None:
 )
 def test_other_batches_are_no_finding(batch: Callable[[int, int], torch.Tensor]) -> None:
     assert found(batch) == []
+
+
+def order_of(steps: list[int]) -> list[str]:
+    """The findings when the batches of these numbers follow each other, and the notes are read in between."""
+    check, notes = SameDataCheck(), []
+    for step, number in enumerate(steps):
+        check.before_module(step, (torch.arange(16.0).view(4, 4).t() + number,), {})
+        notes += check.take_notes() if step % 3 == 0 else []
+    notes += check.take_notes(is_last=True)
+    return [
+        found.text for number, note in notes if number == BATCHES for found in check.compare(number, [note] * 2)
+    ]
+
+
+def test_a_second_epoch_in_the_same_order_is_named() -> None:
+    (text,) = order_of([*range(12), *range(12), *range(12)])
+    assert "the batches of steps 12 to 19 are the first 8 again" in text
+    assert "`sampler.set_epoch(epoch)`" in text
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [*range(12), *reversed(range(12))],
+        [*range(30)],
+        [*range(5)] * 6,
+        [0] * 40,
+        [*range(12), 0, 1, 2, 3, 4, 5, 7],
+    ],
+    ids=["another order", "one epoch", "five batches", "one batch", "a part"],
+)
+def test_other_orders_are_no_finding(steps: list[int]) -> None:
+    assert order_of(steps) == []
 
 
 def test_a_few_equal_batches_prove_nothing() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from minddp.tools.forecast.lateness import LateRank
 from minddp.tools.watchdog import slow_rank
 from minddp.tools.watchdog.check import EVERY, Finding
 from minddp.tools.watchdog.slow_rank import MOST_KEPT, WARM_UP_STEPS, SlowRank
@@ -190,16 +191,31 @@ def test_a_window_has_some_steps_and_takes_some_seconds(monkeypatch: pytest.Monk
     compared(check, 10, 22, LATE)
     now_s += 89.9
     compared(check, 32, 1, LATE)
-    assert seen == []
+    assert seen == [23], "once, for a hint"
     now_s += 0.2
     compared(check, 33, 1, LATE)
-    assert seen == [24]
+    assert seen == [23, 24]
     compared(check, 34, 1, LATE)
     now_s += 91
     compared(check, 35, 18, LATE)
-    assert seen == [24]
+    assert seen == [23, 24]
     compared(check, 53, 1, LATE)
-    assert seen == [24, 20]
+    assert seen == [23, 24, 20]
+
+
+def test_a_rank_that_costs_much_is_named_in_the_first_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    for share, found in ((0.31, 1), (0.29, 0)):
+        now_s, late = 100.0, LateRank(1, 8e6, (0.0, 8e6, 0.0, 0.0, 0.0), share)
+        monkeypatch.setattr(slow_rank, "perf_counter_ns", lambda: int(1e9 * now_s))
+        monkeypatch.setattr(slow_rank, "late_ranks", lambda steps: [late])
+        check = SlowRank()
+        compared(check, 10, slow_rank.WINDOW_STEPS, LATE)
+        now_s += slow_rank.HINT_S - 0.1
+        assert compared(check, 40, 1, LATE) == []
+        now_s += 0.2
+        assert len(compared(check, 41, 1, LATE)) == found
+        now_s += 10
+        assert compared(check, 42, 1, LATE) == [], "once"
 
 
 def test_notes_that_are_not_read_take_no_more_and_more_memory() -> None:

@@ -125,7 +125,7 @@ def test_a_wait_that_fails_without_a_store_is_told_its_own_error(
 def test_an_ended_process_of_this_host_is_an_occasion_to_ask(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (ranks.transport(rank) for rank in (0, 1))
     assert first._inquiry.occasions() == []
-    monkeypatch.setattr("minddp.platform.rank_processes.is_running", lambda pid: False)
+    monkeypatch.setattr("minddp.platform.rank_processes.process_state", lambda pid: "Z")
     assert second._inquiry.occasions() == ["end of rank 0", "end of rank 1"]
 
 

@@ -7,6 +7,7 @@ processes that they start. It imports nothing of minddp before torch, takes this
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
@@ -65,6 +66,10 @@ def install() -> None:
         backend.install()
     if "MINDDP_NATIVE" not in os.environ:
         minddp.install()
+    if settings := os.environ.get("MINDDP_WATCH"):
+        from minddp.tools.watchdog.watch import Watch
+
+        Watch(**json.loads(settings), finds_modules=True)
     if setting := os.environ.get("MINDDP_XRAY"):
         from minddp.tools.xray.wrappers import record_process
 

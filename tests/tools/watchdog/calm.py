@@ -1,0 +1,298 @@
+"""Trainings in which nothing is wrong, on two ranks, with torch's classes or none. `minddp.watch` is silent."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._composable.replicate import replicate
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.tools.watchdog.bugs import STEPS, adam, batches, network, train
+
+
+def plain(rank: int) -> None:
+    ddp = DDP(network())
+    train(ddp, adam(ddp), batches(rank))
+
+
+def batch_norm(rank: int) -> None:
+    ddp = DDP(nn.Sequential(network(), nn.BatchNorm1d(4)))
+    train(ddp, adam(ddp), batches(rank))
+
+
+def accumulation(rank: int) -> None:
+    ddp = DDP(network())
+    optimizer = adam(ddp)
+    for step, x in enumerate(batches(rank, 3 * STEPS)):
+        if step % 3 == 2:
+            ddp(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            with ddp.no_sync():
+                ddp(x).square().mean().backward()
+
+
+def moving_average(rank: int) -> None:
+    """A copy of the wrapper on rank 0 alone."""
+    ddp = DDP(network())
+    optimizer, average = adam(ddp), copy.deepcopy(ddp) if rank == 0 else None
+
+    def update(_step: int) -> None:
+        for own, param in zip(average.parameters() if average else (), ddp.parameters(), strict=False):
+            own.data.lerp_(param.data, 0.1)
+
+    train(ddp, optimizer, batches(rank), update)
+
+
+def gan(rank: int) -> None:
+    generator, critic = DDP(network()), DDP(nn.Linear(4, 1))
+    optimizers = adam(generator), adam(critic)
+    for x in batches(rank):
+        optimizers[1].zero_grad()
+        critic(generator(x).detach()).square().mean().backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        critic.requires_grad_(False)
+        critic.module(generator(x)).mean().backward()
+        critic.requires_grad_(True)
+        optimizers[0].step()
+
+
+def low_rank_adapter(rank: int) -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    ddp = DDP(model)
+    train(ddp, adam(ddp), batches(rank))
+
+
+def local_sgd(rank: int) -> None:
+    """No wrapper; parameters are averaged every 8 steps."""
+    model = network()
+
+    def average(step: int) -> None:
+        if step % 8 == 0:
+            for param in model.parameters():
+                dist.all_reduce(param.data)
+                param.data /= 2
+
+    train(model, adam(model), batches(rank, 3 * STEPS), average)
+
+
+def post_local_sgd(rank: int) -> None:
+    ddp = DDP(network())
+    subgroup = dist.new_subgroups(1)[0]
+    state = post_localSGD_hook.PostLocalSGDState(None, subgroup, start_localSGD_iter=5)
+    ddp.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    train(ddp, adam(ddp), batches(rank))
+
+
+def reduces_by_itself(rank: int) -> None:
+    model = network()
+
+    def average(_step: int) -> None:
+        for work in [dist.all_reduce(param.grad, async_op=True) for param in model.parameters()]:
+            work.wait()
+
+    train(model, adam(model), batches(rank, 3 * STEPS), average)
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    copied(batches(rank, 1)[0]).sum().backward()
+
+
+def join(rank: int) -> None:
+    ddp = DDP(network())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for epoch in range(2):
+        with ddp.join():
+            train(ddp, optimizer, batches(10 * epoch + rank, 12 - 3 * rank))
+
+
+def join_with_zero(rank: int) -> None:
+    ddp = DDP(network())
+    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.1)
+    with Join([ddp, optimizer]):
+        train(ddp, optimizer, batches(rank, 12 - 3 * rank))
+
+
+def zero(rank: int) -> None:
+    ddp = DDP(network())
+    train(ddp, ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=1e-2), batches(rank))
+
+
+def checkpoint(rank: int) -> None:
+    """Rank 0 saves, and all load."""
+    ddp = DDP(network())
+    optimizer = adam(ddp)
+    train(ddp, optimizer, batches(rank))
+    saved = [pickle.dumps((ddp.module.state_dict(), optimizer.state_dict())) if rank == 0 else None]
+    dist.broadcast_object_list(saved)
+    ddp = DDP(network())
+    ddp.module.load_state_dict(pickle.loads(saved[0])[0])
+    optimizer = adam(ddp)
+    optimizer.load_state_dict(pickle.loads(saved[0])[1])
+    train(ddp, optimizer, batches(10 + rank))
+
+
+def pickled_wrapper(rank: int) -> None:
+    ddp = DDP(network())
+    train(ddp, adam(ddp), batches(rank))
+    pickle.loads(pickle.dumps(ddp))
+    copy.deepcopy(ddp.module)
+
+
+def evaluation_on_rank_0(rank: int) -> None:
+    ddp = DDP(network())
+
+    def evaluate(step: int) -> None:
+        if rank == 0 and step % 5 == 0:
+            with torch.no_grad():
+                ddp.module(batches(99, 1)[0])
+            time.sleep(0.1)
+
+    train(ddp, adam(ddp), batches(rank), evaluate)
+
+
+def compression(rank: int) -> None:
+    ddp = DDP(network())
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    train(ddp, adam(ddp), batches(rank))
+
+
+def several_groups(rank: int) -> None:
+    """Each rank has its own group for statistics, and both train in a second one of all ranks."""
+    own = [dist.new_group([one]) for one in range(2)][rank]
+    ddp = DDP(network(), process_group=dist.new_group([0, 1]))
+    train(ddp, adam(ddp), batches(rank), lambda step: dist.all_reduce(torch.ones(1 + rank), group=own))
+
+
+def unused_parameters(rank: int) -> None:
+    model = nn.ModuleDict({"body": network(), "head": nn.Linear(4, 4)})
+    model.forward = lambda x: model["body"](x)  # type: ignore[method-assign]
+    ddp = DDP(model, find_unused_parameters=True)
+    train(ddp, adam(ddp), batches(rank))
+
+
+def static_graph(rank: int) -> None:
+    ddp = DDP(network(), static_graph=True)
+    train(ddp, adam(ddp), batches(rank))
+
+
+def two_optimizers(rank: int) -> None:
+    ddp = DDP(network())
+    layers = [adam(layer) for layer in (ddp.module[0], ddp.module[2])]
+    for x in batches(rank):
+        ddp(x).square().mean().backward()
+        for optimizer in layers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def scaled_gradients(rank: int) -> None:
+    """Two steps overflow, and are left out."""
+    ddp = DDP(network())
+    optimizer, scaler = adam(ddp), torch.amp.GradScaler("cpu")
+    for step, x in enumerate(batches(rank)):
+        optimizer.zero_grad()
+        scaler.scale(ddp(x).square().mean() * (1e36 if step in (0, 3) else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def an_exception_in_backward(rank: int) -> None:
+    ddp = DDP(network())
+    optimizer = adam(ddp)
+    for step, x in enumerate(batches(rank)):
+        optimizer.zero_grad()
+        output = ddp(x)
+        if step == 5:  # on all ranks, before any gradient
+            output.register_hook(lambda grad: 1 / 0)
+        try:
+            output.square().mean().backward()
+        except ZeroDivisionError:
+            continue
+        optimizer.step()
+
+
+def one_batch(rank: int) -> None:
+    """Overfits on purpose."""
+    ddp = DDP(network())
+    train(ddp, adam(ddp), batches(rank, 1) * STEPS)
+
+
+def shards(rank: int) -> None:
+    model = network()
+    for layer in (model[0], model[2]):
+        fully_shard(layer)
+    fully_shard(model)
+    train(model, adam(model), batches(rank, 3 * STEPS))
+
+
+def replicas_of_shards(rank: int) -> None:
+    """HSDP, with shards of one rank."""
+    model = fully_shard(network(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
+    train(model, adam(model), batches(rank, 3 * STEPS))
+
+
+def replicated(rank: int) -> None:
+    model = replicate(network())
+    train(model, adam(model), batches(rank))
+
+
+class Namespace:
+    """An output in which no tensor is found."""
+
+    def __init__(self, loss: Tensor):
+        self.loss = loss
+
+
+def hidden_output(rank: int) -> None:
+    model = network()
+    run = model.forward
+    model.forward = lambda x: Namespace(run(x))  # type: ignore[method-assign, assignment]
+    ddp = DDP(model)
+    train(lambda x: ddp(x).loss, adam(ddp), batches(rank, 2 * STEPS))
+
+
+CALM: dict[str, Callable[[int], None]] = {
+    function.__name__: function
+    for function in (
+        plain,
+        batch_norm,
+        accumulation,
+        moving_average,
+        gan,
+        low_rank_adapter,
+        local_sgd,
+        post_local_sgd,
+        reduces_by_itself,
+        join,
+        join_with_zero,
+        zero,
+        checkpoint,
+        pickled_wrapper,
+        evaluation_on_rank_0,
+        compression,
+        several_groups,
+        unused_parameters,
+        static_graph,
+        two_optimizers,
+        scaled_gradients,
+        an_exception_in_backward,
+        one_batch,
+        shards,
+        replicas_of_shards,
+        replicated,
+        hidden_output,
+    )
+}

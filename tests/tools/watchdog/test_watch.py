@@ -1,0 +1,288 @@
+"""`minddp.watch`: the checks of minddp's wrapper, for torch's classes and loops without one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import minddp
+from minddp.tools.watchdog import comparison
+from minddp.tools.watchdog.watch import TrainingGoesWrong, Watch
+from tests.ranks import RankPool, of_all_ranks, on_ranks
+from tests.tools.watchdog import bugs
+from tests.tools.watchdog.bugs import BUGS, WAITS, adam, batches, network, train
+from tests.tools.watchdog.calm import CALM
+
+ROOT = Path(__file__).parents[3]
+METHODS = ("_pre_forward", "_post_forward", "_match_all_reduce_for_bwd_pass")
+
+
+class Logged(list[str]):
+    """And when the first of it was logged."""
+
+    first_s = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.first_s = self.first_s or time.monotonic()
+        self.append(record.getMessage())
+
+
+@contextmanager
+def watching(**settings: Any) -> Iterator[Logged]:
+    """What this rank logs while what trains is watched."""
+    logged, handler = Logged(), logging.Handler()
+    handler.emit = logged.emit  # type: ignore[method-assign]
+    log = logging.getLogger("minddp.tools.watchdog")
+    log.addHandler(handler)
+    watch, modules, add = Watch(finds_modules=True, **settings), [], Watch.add
+
+    def add_and_keep(self: Watch, module: nn.Module, *optimizer: Any) -> None:
+        modules.append(module)  # what is gone compares its last notes some time later
+        add(self, module, *optimizer)
+
+    try:
+        with mock.patch.object(Watch, "add", add_and_keep), mock.patch.object(comparison, "LAST_S", 30.0):
+            yield logged
+            dist.barrier()
+            watch.close()
+    finally:
+        watch.close()
+        log.removeHandler(handler)
+
+
+def said_of(rank: int, names: list[str], group: str) -> tuple[dict[str, list[str]], dict[str, float]]:
+    """What this rank logs in each training, and how many seconds after its beginning."""
+    said, seconds = {}, {}
+    for name in names:
+        began = time.monotonic()
+        with watching() as logged:
+            (BUGS[name][0] if group == "bugs" else CALM[name])(rank)
+        said[name], seconds[name] = [*logged], logged.first_s - began
+    return said, seconds
+
+
+@pytest.fixture(scope="module")
+def said(ranks: Callable[[int], RankPool]) -> dict[str, list[str]]:
+    """What rank 0 says of each bug; the others say nothing."""
+    (of_0, _), (of_1, _) = ranks(2).run(said_of, [*BUGS], "bugs")
+    assert not any(of_1.values())
+    return of_0
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_each_bug_is_found_and_named(said: dict[str, list[str]], name: str) -> None:
+    (text,) = said[name]
+    for words in BUGS[name][1]:
+        assert words in text
+    assert text in (ROOT / "docs" / "watch.md").read_text(), "stale; see tests/tools/watchdog/watch_page.py"
+
+
+@pytest.mark.slow
+def test_calm_trainings_are_silent(ranks: Callable[[int], RankPool]) -> None:
+    for said, _ in ranks(2).run(said_of, [*CALM], "calm"):
+        assert {name: texts for name, texts in said.items() if texts} == {}
+
+
+def said_of_a_wait(rank: int, name: str, stuck_after_s: float = 1.0, scale: float = 1.0) -> tuple[list[str], float]:
+    """And how many seconds after the beginning. A rank is busy elsewhere for `scale` times as long."""
+    logged, handler = Logged(), logging.Handler()
+    handler.emit = logged.emit  # type: ignore[method-assign]
+    logging.getLogger("minddp.tools.watchdog").addHandler(handler)
+    watch = Watch(stuck_after_s=stuck_after_s, finds_modules=True)
+    began = time.monotonic()
+    with mock.patch.object(bugs, "BUSY", scale), suppress(RuntimeError):
+        WAITS[name][0](rank)  # a RuntimeError is of gloo, after its time limit
+    watch.close()
+    return [*logged], max(0.0, logged.first_s - began)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WAITS)
+def test_each_wait_is_explained(name: str) -> None:
+    pool = RankPool(2, group_timeout_s=10.0)
+    try:
+        (of_0, _), (of_1, _) = pool.run(said_of_a_wait, name)
+    finally:
+        pool.kill()
+    first, *_ = of_0 + of_1
+    for words in WAITS[name][1]:
+        assert words in first.splitlines()[0]
+
+
+def weights(rank: int, is_watched: bool) -> tuple[bytes, float]:
+    """After some steps, with dropout, and a number that is drawn then."""
+    torch.manual_seed(rank)
+    ddp = DDP(nn.Sequential(network(), nn.Dropout(0.3), nn.BatchNorm1d(4)))
+    if is_watched:
+        watch = minddp.watch(ddp)
+    train(ddp, adam(ddp), batches(rank))
+    if is_watched:
+        watch.close()
+    flat = torch.cat([value.reshape(-1).double() for value in ddp.state_dict().values()])
+    return flat.numpy().tobytes(), torch.rand(()).item()
+
+
+@on_ranks(2)
+def test_bits_and_random_numbers_are_those_without_it(rank: int) -> None:
+    assert weights(rank, is_watched=True) == weights(rank, is_watched=False)
+
+
+@on_ranks(2)
+def test_a_loop_without_a_wrapper_has_the_checks_that_fit_it(rank: int) -> None:
+    model = network()
+    watch = minddp.watch(model)
+    (guard,) = watch._guards.values()
+    assert guard.checks.keys() == {"drift", "same data", "not finite"}
+    del guard
+    watch.close()
+    assert not model._forward_pre_hooks
+
+
+@on_ranks(2)
+def test_nothing_is_left_behind(rank: int) -> None:
+    log = logging.getLogger("minddp.tools.watchdog")
+    before = [getattr(DDP, name) for name in METHODS], [*log.handlers]
+    ddp = DDP(network())
+    watch = minddp.watch(ddp)
+    assert [getattr(DDP, name) for name in METHODS] != before[0]
+    with pytest.raises(RuntimeError, match="watched already"):
+        minddp.watch(ddp, raises=True)
+    train(ddp, adam(ddp), batches(rank, 3))
+    watch.close()
+    assert ([getattr(DDP, name) for name in METHODS], [*log.handlers]) == before
+
+
+@on_ranks(2)
+def test_what_cannot_be_watched_is_refused(rank: int) -> None:
+    with pytest.raises(TypeError, match="takes a module with parameters that require grad, not list"):
+        minddp.watch([])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="leave `on_drift=None` out"):
+        minddp.watch(minddp.DistributedDataParallel(network(), on_drift=None))
+
+
+@on_ranks(2)
+def test_the_wrapper_of_minddp_is_watched_by_its_own_guard(rank: int) -> None:
+    ddp = minddp.DistributedDataParallel(network())
+    watch = minddp.watch(ddp)
+    with mock.patch.object(comparison, "LAST_S", 30.0):
+        train(ddp, adam(ddp, lr=1e-2 * (1 + rank)), batches(rank))
+        dist.barrier()
+        assert ddp.guard is not None
+        ddp.guard.close()
+    watch.close()
+    assert [len(found) for found in of_all_ranks([it.check for it in watch.findings])] == [1, 0]
+
+
+@on_ranks(2)
+def test_the_first_finding_ends_the_training_if_asked_for(rank: int, tmp_path: Path) -> None:
+    model, file = network(), tmp_path / "found.jsonl"
+    watch = minddp.watch(model, raises=True, json=str(file))
+    optimizer = adam(model)
+    with mock.patch.object(comparison, "EVERY_S", 0.05):
+        train(model, optimizer, batches(rank, 60))
+        deadline = time.monotonic() + 60
+        while rank == 0 and not watch.findings and time.monotonic() < deadline:
+            time.sleep(0.05)
+    if rank == 0:
+        with pytest.raises(TrainingGoesWrong, match="they are not averaged"):
+            optimizer.step()
+        (line,) = map(json.loads, file.read_text().splitlines())
+        assert (line["check"], line["ranks"], line["step"]) == ("drift", [0, 1], 1)
+    dist.barrier()
+    watch.close()
+
+
+# ---------------------------------------------------------------------- commands
+
+SCRIPT = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+from tests.tools.watchdog.bugs import DDP, adam, batches, network, train
+dist.init_process_group("gloo")
+rank, ddp = dist.get_rank(), DDP(network())
+assert ddp.__class__.__module__.startswith("torch."), ddp
+def act(step):
+    time.sleep(0.5 if sys.argv[1] == "dies" else 0)  # a thread looks once a second
+    if rank == 1 and step == 5 and sys.argv[1] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1 and step == 5 and sys.argv[1] == "stops":
+        os.system(f"(sleep 18; kill -CONT {os.getpid()}) &")
+        os.kill(os.getpid(), signal.SIGSTOP)
+f = ddp.module if sys.argv[1] == "bypass" else ddp
+train(f, adam(ddp), batches(rank), act)
+dist.destroy_process_group()
+"""
+
+
+def output_of(tmp_path: Path, what: str, *command: str) -> str:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "minddp", *command, str(tmp_path / "script.py"), what],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_a_bypass_under_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "found.jsonl"
+    said = output_of(tmp_path, "bypass", "watch", "--watch-json", str(file))
+    assert said.count("20 optimizer steps without a synchronised backward") == 1
+    assert [json.loads(line)["check"] for line in file.read_text().splitlines()] == ["bypass"]
+
+
+@pytest.mark.slow
+def test_any_launcher(tmp_path: Path) -> None:
+    launcher = ("exec", "--watch", "--", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    assert "20 optimizer steps without a synchronised backward" in output_of(tmp_path, "bypass", *launcher)
+    assert "minddp" not in output_of(tmp_path, "calm", *launcher).replace("minddp watch", "")
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
+    said = output_of(tmp_path, "stops", "watch")
+    assert (
+        "Rank 1 is stopped, by a signal (SIGSTOP, Ctrl-Z) or a debugger; `kill -CONT` lets a process go on." in said
+    )
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies(tmp_path: Path) -> None:
+    """Without a launcher, which would end the other rank, and name the one that died."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "minddp", "exec", "--watch", "--", sys.executable, "script.py", "dies"]
+    started = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **place, "RANK": str(rank), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in started]
+    assert "The ranks cannot go on. Rank 1 has exited; its own output says why." in said[0]
