@@ -106,9 +106,9 @@ def check_bucket(bucket: dist.GradBucket, hook: str, dtypes: Collection[torch.dt
 def _new_group_like(group: dist.ProcessGroup | None, ranks: list[int], device: torch.device) -> Any:
     """A second group of `ranks`, with the timeout of `group`. Only these ranks take part.
 
-    torch 2.15 counts such a group on its members only, and names later groups by the count. Unless the count is
-    restored, the next group of all ranks hangs. While the group is made the count is a number that no other group
-    has.
+    Torch 2.13 names such a group after the number of groups that the rank is in, and torch 2.15 counts it on its
+    members only, and names later groups by the count. Where ranks disagree about a number, making a group hangs. So
+    the name comes from here, and the count is restored.
     """
     timeout = None
     with suppress(RuntimeError, AttributeError):  # a backend without options
@@ -116,13 +116,15 @@ def _new_group_like(group: dist.ProcessGroup | None, ranks: list[int], device: t
         timeout = backend.options._timeout
     if group is None:
         return dist.new_group(ranks, timeout)
-    world, store = dist.distributed_c10d._world, dist.distributed_c10d._get_default_store()
-    count = world.group_count
-    world.group_count = -next_serial(store, f"minddp/groups of hooks on {ranks}", dist.get_rank())
+    c10d: Any = dist.distributed_c10d
+    topic = f"minddp/groups of hooks on {ranks}"
+    name = f"{topic}/{next_serial(c10d._get_default_store(), topic, dist.get_rank())}"
+    count, name_of = c10d._world.group_count, c10d._hash_ranks_to_str
+    c10d._hash_ranks_to_str = lambda _: name
     try:
         return dist.new_group(ranks, timeout, use_local_synchronization=True)
     finally:
-        world.group_count = count
+        c10d._world.group_count, c10d._hash_ranks_to_str = count, name_of
 
 
 def _work(jobs: "queue.SimpleQueue[Job | None]") -> None:

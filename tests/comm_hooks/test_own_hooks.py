@@ -360,6 +360,13 @@ def _ran(rank: int, what: str, name: str) -> torch.Tensor:
 
 
 @on_ranks(3)
+def test_ranks_that_are_in_different_numbers_of_groups(rank: int) -> None:
+    """Torch 2.13 would name a group of some ranks after that number, and each rank would wait under another name."""
+    dist.new_group([0, 1])
+    of_all_ranks(_ran(rank, "a group of some ranks", NAMES[0]))
+
+
+@on_ranks(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "what", ["a group of some ranks", "join", "bfloat16", "autocast", "two wrappers in a backward"]
