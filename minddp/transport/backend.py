@@ -13,7 +13,6 @@ import sys
 import threading
 import weakref
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -32,6 +31,7 @@ from minddp.transport.shared_memory.host_communicator import FOREVER, GRACE_S, C
 from minddp.transport.shared_memory.rendezvous import CannotConnect
 
 NAME = "minddp"
+MAX_SMALL_WORKS = 1024
 CPU = torch.device("cpu")
 NOT_BEFORE_A_BARRIER = ("send", "recv", "recv_anysource", "monitored_barrier")  # which gloo's does not wait for
 #: Tensors of the caller that are written: each as a flat tensor, which may be a copy, and as it is.
@@ -89,6 +89,7 @@ class SharedWork(dist.Work):
         self._collective = collective
         self._result = result
         self._future: torch.futures.Future[Any] | None = None
+        self.has_been_waited_for = False
         self._event_has_ended = _record_event(host, collective) if torch.autograd._profiler_enabled() else None
 
     def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
@@ -105,6 +106,7 @@ class SharedWork(dist.Work):
         if self._future is not None:  # it has its value before its callbacks run
             with suppress(RuntimeError):
                 torch.futures.Future.wait(self._future)
+        self.has_been_waited_for = True
         if self._collective.error is not None:
             raise RuntimeError(self._collective.error)
         return True
@@ -166,7 +168,7 @@ class SeveralWorks(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         all_done = torch.futures.collect_all([work.get_future() for work in self._works])
-        return all_done.then(lambda _: self.result())
+        return all_done.then(lambda done: ([future.value() for future in done.value()], self.result())[1])
 
 
 class SharedFuture(torch.futures.Future[Any]):
@@ -230,7 +232,8 @@ class SharedMemoryGroup(_Base):
         self._host = host
         self._num_lanes = num_lanes
         # Torch's `join` hands a work to C++ and drops its Python object, without which it would never be done.
-        self._small_works: deque[SharedWork] = deque(maxlen=1024)
+        self._small_works: list[SharedWork] = []
+        self._lock = threading.RLock()
         self._gloo_works: weakref.WeakSet[dist.Work] = weakref.WeakSet()  # a barrier waits for those in flight
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # which torch 2.15 asks for its name
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
@@ -351,9 +354,13 @@ class SharedMemoryGroup(_Base):
     def barrier(self, opts: Any = None, timeout: datetime.timedelta | None = None) -> dist.Work:
         """As gloo's: first all that this rank has called before is done. For gloo's own works it blocks."""
         opts = _options(c10d.BarrierOptions, opts, timeout)
+        if self._host is not None and self._num_lanes:
+            self._host.wait_for_all()
         if not self.shares_memory or self._num_lanes:
             return self._gloo.barrier(opts)
-        for work in list(self._gloo_works):
+        with self._lock:
+            works = list(self._gloo_works)
+        for work in works:
             if not work.is_completed():
                 work.wait()
         return self._launch(collectives.barrier, Call(Kind.BARRIER, torch.uint8, 0), opts, [], [], None)
@@ -399,8 +406,9 @@ class SharedMemoryGroup(_Base):
             is_inference=any(tensor.is_inference() for pair in outputs for tensor in pair),
         )
         work = SharedWork(host, collective, result)
-        if call.numel <= 16:
-            self._small_works.append(work)
+        if opts.asyncOp and call.numel <= 16:
+            kept = [other for other in self._small_works if not other.has_been_waited_for]
+            self._small_works = [*kept[-MAX_SMALL_WORKS:], work]
         return work
 
     def _gather(
@@ -415,7 +423,8 @@ class SharedMemoryGroup(_Base):
 
     def _keep(self, work: dist.Work) -> dist.Work:
         """Gloo's, for the next barrier."""
-        self._gloo_works.add(work)
+        with self._lock:
+            self._gloo_works.add(work)
         return work
 
     def _shares(self, tensor: torch.Tensor) -> bool:

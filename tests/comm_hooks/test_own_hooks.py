@@ -361,7 +361,7 @@ def _ran(rank: int, what: str, name: str) -> torch.Tensor:
 
 @on_ranks(3)
 def test_ranks_that_are_in_different_numbers_of_groups(rank: int) -> None:
-    """Torch 2.13 would name a group of some ranks after that number, and each rank would wait under another name."""
+    """Torch 2.13 would name a group of some ranks after that number, and ranks would wait under two names."""
     dist.new_group([0, 1])
     of_all_ranks(_ran(rank, "a group of some ranks", NAMES[0]))
 

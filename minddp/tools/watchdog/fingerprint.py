@@ -35,14 +35,24 @@ class Reading:
                 words = words ^ (words >> 32)
             sums.append(words.sum())
         self._names = [*tensors]
-        on_device = torch.stack(sums) if sums else torch.empty(0)
-        self._sums = on_device.to("cpu", non_blocking=True)
-        self._event = streams.timed_event(on_device.device) if streams.has_streams(on_device.device) else None
+        self._sums = Copied(torch.stack(sums) if sums else torch.empty(0))
 
     def prints(self) -> dict[str, int]:
+        return dict(zip(self._names, self._sums.read().tolist(), strict=True))
+
+
+class Copied:
+    """A tensor on its way to the CPU."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor = tensor.to("cpu", non_blocking=True)
+        self._event = streams.timed_event(tensor.device) if streams.has_streams(tensor.device) else None
+
+    def read(self) -> torch.Tensor:
+        """Waits for the copy, and for nothing that is computed after it."""
         if self._event is not None:
             self._event.synchronize()
-        return dict(zip(self._names, self._sums.tolist(), strict=True))
+        return self._tensor
 
 
 def readable(named: Iterable[tuple[Name, torch.Tensor | None]]) -> dict[Name, torch.Tensor]:

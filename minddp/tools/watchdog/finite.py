@@ -27,7 +27,7 @@ from minddp.extension import Extension
 from minddp.options import exclude
 from minddp.platform import wording
 from minddp.tools.watchdog.check import Check, Finding, Notes, is_sampled
-from minddp.tools.watchdog.fingerprint import readable
+from minddp.tools.watchdog.fingerprint import Copied, readable
 from minddp.tools.watchdog.misuse import NamedParams
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class NotFiniteCheck(Check):
         self._hooks: list[RemovableHandle] = []
         self._own: list[tuple[str, torch.Tensor]] = []  # the sums of this rank's gradients, as they arrive
         self._step: int | None = None  # sampled, and not seen by an optimizer yet
-        self._new: deque[tuple[int, list[tuple[str, torch.Tensor]]]] = deque()
+        self._new: deque[tuple[int, list[tuple[str, Copied]]]] = deque()
 
     def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.post_backward()
@@ -143,12 +143,14 @@ class NotFiniteCheck(Check):
                 (name, param.grad) for name, param in self._params if not self._own
             )  # as FSDP2 has them
             sums = [(name, grad.sum(dtype=WIDE.get(grad.dtype))) for name, grad in grads.items()]
-            self._new.append((self._step, self._own or sums))
+            self._new.append((self._step, [(name, Copied(value)) for name, value in self._own or sums]))
         self._step = None
 
     def take_notes(self, is_last: bool = False) -> Notes:
         taken = [self._new.popleft() for _ in range(len(self._new))]
-        return [(step, [name for name, value in sums if not value.isfinite().item()]) for step, sums in taken]
+        return [
+            (step, [name for name, value in sums if not value.read().isfinite().item()]) for step, sums in taken
+        ]
 
     def release(self) -> None:
         self._params = ()

@@ -18,7 +18,7 @@ import torch
 from minddp.core.autograd import tensors_in
 from minddp.platform.wording import names, ranks
 from minddp.tools.watchdog.check import ALONE, Check, Finding, Notes
-from minddp.tools.watchdog.fingerprint import Reading, readable
+from minddp.tools.watchdog.fingerprint import Copied, Reading, readable
 
 BATCHES = 8
 FEWEST_DIFFERENT = 4  # of these batches: a batch that never changes is a benchmark
@@ -92,7 +92,7 @@ class SameDataCheck(Check):
     """
 
     def __init__(self) -> None:
-        self._samples: deque[list[torch.Tensor]] = deque(maxlen=MOST_SAMPLES)
+        self._samples: deque[list[Copied]] = deque(maxlen=MOST_SAMPLES)
         self._num_steps = 0
         self._first: list[int] = []
         self._num_read = self._num_again = 0  # batches, and those in a row that are the first ones again
@@ -102,12 +102,12 @@ class SameDataCheck(Check):
             self._num_steps = step + 1
             found = readable(enumerate(tensors_in((inputs, kwargs)))).values()
             is_data = sum(tensor.numel() for tensor in found) >= FEWEST_ELEMENTS
-            self._samples.append([spread_sample(tensor) for tensor in found if is_data])
+            self._samples.append([Copied(spread_sample(tensor)) for tensor in found if is_data])
 
     def take_notes(self, is_last: bool = False) -> Notes:
         notes: Notes = []
         while self._samples and self._num_again < BATCHES:
-            sample = [tensor.to("cpu") for tensor in self._samples.popleft()]
+            sample = [copied.read() for copied in self._samples.popleft()]
             value = hash(tuple(zlib.crc32(it.view(torch.uint8).numpy().data) for it in sample))
             self._num_read += 1
             if len(self._first) < BATCHES:

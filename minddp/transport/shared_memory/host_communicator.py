@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 _completing = threading.RLock()
 
 
-class Contribution(NamedTuple):
+class Contributed(NamedTuple):
     """Where a rank's contribution lies in its shared memory, and the call that says so."""
 
     call: Call
@@ -133,6 +133,28 @@ class Collective:
         return f"{self.call.kind.name.lower()} {self.number}"
 
 
+class _Flag:
+    """An event that a signal handler may set, though it interrupts a thread that sets it."""
+
+    def __init__(self) -> None:
+        self._not_set = threading.Lock()
+        self._not_set.acquire()
+
+    def set(self) -> None:
+        try:  # noqa: SIM105
+            self._not_set.release()
+        except RuntimeError:  # it is set
+            pass
+
+    def clear(self) -> None:
+        self._not_set.acquire(blocking=False)
+
+    def wait(self, limit_s: float) -> None:
+        """For one thread."""
+        if self._not_set.acquire(timeout=limit_s):
+            self.set()
+
+
 class HostCommunicator:
     """The view of rank `rank` of the host. Ranks are numbered from 0 here; `names` are those for messages."""
 
@@ -173,7 +195,7 @@ class HostCommunicator:
 
         self._launching = threading.RLock()
         self._turn = threading.RLock()  # always taken by `_take_turn`
-        self._urgent = threading.Event()
+        self._urgent = _Flag()
         thread = _ProgressThread(self, self._control, self._peers, self._urgent)
         thread.start()
         self.end = weakref.finalize(self, thread.end)
@@ -182,6 +204,7 @@ class HostCommunicator:
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor whose collectives need no copies."""
+        self._require_no_interruption()
         with self._launching, torch.inference_mode(False):  # so that the progress thread may write to it
             return self._create_segment(numel * dtype.itemsize).tensor(dtype, numel)
 
@@ -227,12 +250,15 @@ class HostCommunicator:
             return collective
         finished: list[Collective] = []
         try:
-            if self._take_turn(GRACE_S if has_failed else 0):
+            if self._turn.acquire(timeout=GRACE_S if has_failed else 0):
                 finished = self._advance(only_begin=True)
             else:
                 self._peers.wake_self()
         finally:
-            self._end_turn()
+            try:  # noqa: SIM105
+                self._turn.release()
+            except RuntimeError:
+                pass
             _complete(finished)
             if not is_waited_for:
                 self._hand_over()
@@ -261,30 +287,43 @@ class HostCommunicator:
     def wait_for(self, collective: Collective, limit_s: float = FOREVER) -> bool:
         """Advance until `collective` is done; False if it is not done within the limit."""
         end = time.monotonic() + limit_s
+        if not collective.is_done:
+            self._require_no_interruption()
         try:
             while not collective.is_done and (left_s := end - time.monotonic()) > 0:
                 finished: list[Collective] = []
                 try:
-                    if self._take_turn(min(left_s, self.progress_delay_s)):  # else another thread advances
+                    if self._turn.acquire(timeout=min(left_s, self.progress_delay_s)):  # else another advances
                         finished = self._advance_within(left_s, collective)
                 finally:
-                    self._end_turn()
+                    try:  # noqa: SIM105
+                        self._turn.release()
+                    except RuntimeError:
+                        pass
                     _complete(finished)
-            if collective.number % MESSAGES_EVERY == 0:
+            if collective.number % MESSAGES_EVERY == 0 and not self._turn._is_owned():  # type: ignore[attr-defined]
                 try:
-                    if self._take_turn(0):
+                    if self._turn.acquire(timeout=0):
                         self._handle(self._peers.poll(0))
                 finally:
-                    self._end_turn()
+                    try:  # noqa: SIM105
+                        self._turn.release()
+                    except RuntimeError:
+                        pass
         finally:
             self._hand_over()
         if collective.is_done:
             _complete([collective])  # another thread may have finished it, and be busy with callbacks
         return collective.is_done
 
+    def wait_for_all(self) -> None:
+        """Wait for the collectives in flight, done or failed."""
+        for collective in list(self._in_flight.values()):
+            self.wait_for(collective)
+
     # ------------------------------------------------------------------ for a collective
 
-    def begin(self, number: int, ours: Contribution) -> Counter:
+    def begin(self, number: int, ours: Contributed) -> Counter:
         """This rank's contribution is complete."""
         self._control.write_call(number, ours.call)
         self.begun.raise_to(number + 1)
@@ -313,10 +352,7 @@ class HostCommunicator:
             PeerFailed: a rank has failed before this collective was done there. Its memory, which this rank has
                 read, may have been in use again.
         """
-        for rank in self._control.failed_before(number + 1):
-            self._handle(self._peers.poll(0))  # its message came before
-            last_message = self._ended.get(rank, Ended())
-            raise PeerFailed(self._reason(self._names[rank], last_message, f"collective {number}"))
+        self._require_no_failure(number)
         self._done_early.add(number)
         while self._num_done in self._done_early:
             self._done_early.remove(self._num_done)
@@ -332,18 +368,12 @@ class HostCommunicator:
         """The collectives of this rank before `number` that are in flight."""
         return Earlier([other for other in list(self._in_flight.values()) if other.number < number])
 
-    # ------------------------------------------------------------------ turns
-
-    def _take_turn(self, limit_s: float) -> bool:
-        """False if another thread has it for so long. Call `_end_turn` in a `finally`: this may be interrupted."""
-        self._require_no_interruption()
-        return self._turn.acquire(timeout=limit_s)
-
-    def _end_turn(self) -> None:
-        if self._turn._is_owned():  # type: ignore[attr-defined]
-            self._turn.release()
-
     def _require_no_interruption(self) -> None:
+        """Call it before each `try` that takes the turn.
+
+        Its `finally` releases the turn by one call in C, and ignores the error if another thread has it: a signal
+        handler that raises may come between any two calls in Python, as inside `contextlib.suppress`.
+        """
         if self._turn._is_owned() or self._launching._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError(
                 "A signal handler uses a process group while it interrupts a collective of the same group, which "
@@ -413,6 +443,7 @@ class HostCommunicator:
         while (waits_for := collective.waits_for) is not None and waits_for.all_reach(collective.until):
             if waits_for is self.begun:
                 self._require_same_call(collective.number)
+                self._require_no_failure(collective.number)  # this rank may write into the memory of the others
             if collective.is_inference:
                 with torch.inference_mode():  # each thread has a mode of its own
                     collective.waits_for = next(collective.steps, None)
@@ -435,6 +466,12 @@ class HostCommunicator:
             if not collective.has_begun:
                 break
         return False
+
+    def _require_no_failure(self, number: int) -> None:
+        for rank in self._control.failed_before(number + 1):
+            self._handle(self._peers.poll(0))  # its message came before
+            last_message = self._ended.get(rank, Ended())
+            raise PeerFailed(self._reason(self._names[rank], last_message, f"collective {number}"))
 
     def _require_same_call(self, number: int) -> None:
         if (ranks := self._control.first_difference(number)) is not None:
@@ -529,19 +566,19 @@ class HostCommunicator:
 
     # ------------------------------------------------------------------ memory
 
-    def _contribute(self, collective: Collective, tensor: torch.Tensor | None, in_place: bool) -> Contribution:
+    def _contribute(self, collective: Collective, tensor: torch.Tensor | None, in_place: bool) -> Contributed:
         """Where this rank's contribution lies: in `tensor` itself, if that is shared memory, or in a copy."""
         call = collective.call
         if tensor is None:
-            return Contribution(call, NOTHING, None, True)
+            return Contributed(call, NOTHING, None, True)
         address = tensor.untyped_storage().data_ptr()
         if in_place and (segment := self._ours.get(address)) is not None:
             call = call._replace(segment=segment.number, offset_bytes=tensor.data_ptr() - address)
-            return Contribution(call, tensor, segment, True)
+            return Contributed(call, tensor, segment, True)
         segment = self._staging_segment(collective, tensor.nbytes)
         with torch.inference_mode(False):  # so that the progress thread may write to it
             copy = segment.tensor(tensor.dtype, tensor.numel())
-        return Contribution(call._replace(segment=segment.number), copy, segment, False)
+        return Contributed(call._replace(segment=segment.number), copy, segment, False)
 
     def _staging_segment(self, collective: Collective, nbytes: int) -> Segment:
         """A segment that no collective uses any more, on any rank, or a new one.
@@ -560,13 +597,17 @@ class HostCommunicator:
     def _create_segment(self, nbytes: int) -> Segment:
         try:
             descriptor = segments.create(nbytes)
+            try:
+                segment = segments.attach(descriptor, nbytes, self._num_created)
+            except OSError:
+                os.close(descriptor)
+                raise
         except OSError as error:
             raise RuntimeError(
                 f"Rank {self._names[self.rank]} has no room for {nbytes:,} bytes of shared memory: {error}. Give "
                 f'the job more memory, or use gloo alone: backend="gloo", and transport="process_group".'
             ) from error
         try:
-            segment = segments.attach(descriptor, nbytes, self._num_created)
             self._num_created += 1
             self._peers.send(SegmentCreated(segment.number, nbytes), [descriptor], limit_s=GRACE_S)
         finally:
@@ -586,33 +627,29 @@ class HostCommunicator:
 
     def take_turn(self) -> float | None:
         """Advance what can be. Returns how long the thread may sleep, in milliseconds."""
-        try:
-            while not self._take_turn(GRACE_S):
-                pass  # a thread waits for a collective, and advances all
+        with self._turn:  # else a thread waits for a collective, and advances all
             self._urgent.clear()
             self._handle(self._peers.poll(0))
             self._fail_if_hopeless()
             finished = self._advance()
             if any(collective.is_urgent for collective in list(self._in_flight.values())):
                 self._urgent.set()
-        finally:
-            self._end_turn()
         if any(collective.is_urgent and collective.when_done for collective in finished):
             # Callbacks of futures may wait for another collective
-            threading.Thread(target=_complete, args=(finished,), name="minddp callbacks", daemon=True).start()
+            thread = threading.Thread(target=_complete, args=(finished,), name="minddp callbacks", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # there are too many
+                _complete(finished)
         else:
             _complete(finished)
         self._hand_over()
-        return self._limit_ms(FOREVER)
+        return self._limit_ms(GRACE_S)  # nothing wakes it when a collective that nobody waits for is launched
 
     def leave(self, error: str, reason_for_peers: str | None = None) -> None:
-        try:
-            while not self._take_turn(GRACE_S):
-                pass  # a thread that waits notices that the sockets are closed
+        with self._turn:  # a thread that waits notices that the sockets are closed
             self._fail(error, reason_for_peers)
             finished = self._advance()
-        finally:
-            self._end_turn()
         _complete(finished)
 
 
@@ -630,7 +667,7 @@ def _complete(finished: Sequence[Collective]) -> None:
 class _ProgressThread(threading.Thread):
     """Has no reference to the host while it sleeps, so that a host that nobody uses is closed at once."""
 
-    def __init__(self, host: HostCommunicator, control: ControlBlock, peers: PeerSockets, urgent: threading.Event):
+    def __init__(self, host: HostCommunicator, control: ControlBlock, peers: PeerSockets, urgent: _Flag):
         super().__init__(name="minddp shared memory", daemon=True)
         self._host = weakref.ref(host)
         self._control = control
