@@ -233,7 +233,7 @@ def test_an_unexpected_error_reaches_waiting_ranks(start: Start, monkeypatch: py
     monkeypatch.setattr(collectives, "all_reduce_chunk", fail)
     ranks = start(2)
     for work in [rank.launch() for rank in ranks]:
-        with pytest.raises(RuntimeError, match="Rank [01] cannot continue .*no more"):
+        with pytest.raises(RuntimeError, match=r"Rank [01] cannot continue .*no more"):
             work.wait()
 
 
