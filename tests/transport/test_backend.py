@@ -654,3 +654,25 @@ def test_torchs_join_with_uneven_inputs(rank: int) -> None:
                 ddp.zero_grad()
                 ddp(torch.ones(1, 5)).sum().backward()
                 assert torch.equal(ddp.module.weight.grad, torch.ones(5, 5))
+
+
+@on_ranks(4)
+def test_a_barrier_between_hosts_comes_after_all_earlier_sums(rank: int) -> None:
+    with pretended_host("aabb"[rank]), group_of() as group:
+        for _ in range(5):
+            ones = torch.ones(1_000_000)
+            work = dist.all_reduce(ones, group=group, async_op=True)
+            dist.barrier(group=group)
+            assert work.is_completed()
+            assert ones.eq(4).all()
+
+
+@on_ranks(2)
+def test_a_future_of_several_works_has_their_error(rank: int) -> None:
+    with group_of(timeout=datetime.timedelta(seconds=0.5)) as group:
+        if rank == 0:
+            outputs, inputs = [torch.zeros(4), torch.zeros(6)], [torch.ones(2), torch.ones(3)]
+            work = group.allgather_into_tensor_coalesced(outputs, inputs)
+            with pytest.raises(RuntimeError, match="Rank 1 has not begun"):
+                work.get_future().wait()
+        dist.barrier()

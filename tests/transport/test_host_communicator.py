@@ -340,6 +340,7 @@ def test_nothing_is_read_that_a_failed_rank_may_have_overwritten(
         ranks[0].tensor.fill_(100)
     with pytest.raises(RuntimeError, match=words):
         works[1].wait()
+    assert ranks[0].tensor.eq(100).all()  # nor written
 
 
 def test_nothing_is_read_that_a_rank_may_have_overwritten_since_it_left(start: Start) -> None:
@@ -416,6 +417,17 @@ def test_a_callback_that_raises_stops_no_other(start: Start, caplog: pytest.LogC
     assert "A callback of all_reduce 0 has raised" in caplog.text
     for work in [rank.launch() for rank in ranks]:
         work.wait()
+
+
+def test_a_finalizer_that_waits_inside_a_turn_is_refused_and_takes_nothing(start: Start) -> None:
+    ranks = start(2)
+    work = ranks[0].launch()
+    with ranks[0].host._turn:
+        with pytest.raises(RuntimeError, match="A signal handler uses a process group"):
+            work.wait()
+        assert ranks[0].host._turn._is_owned()
+    for each in (ranks[1].launch(), work):
+        each.wait()
 
 
 def test_threads_may_allocate_at_the_same_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
