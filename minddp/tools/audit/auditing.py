@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -36,7 +35,6 @@ class Audit:
             `before_update()` before it does.
         weights: called in each backward, returns the weight that it should have, such as its number of tokens; by
             default the number of elements that the loss reduces.
-        title: of the page.
         limit_s: how long rank 0 waits for the sketches of the others.
         then: called with the report on rank 0.
 
@@ -52,13 +50,12 @@ class Audit:
         steps: int = 3,
         warm_up: int = 0,
         weights: Callable[[], float] = lambda: 0.0,
-        title: str = "audit",
         limit_s: float = 60.0,
         then: Callable[[Report], None] = lambda report: None,
     ):
         if model is None and optimizer is None and warm_up == 0:
             raise ValueError("Pass the model or the optimizer, or a warm_up in which they are looked for.")
-        self._model, self._weights, self._title, self._then = model, weights, title, then
+        self._model, self._weights, self._then = model, weights, then
         self._num_steps, self._warm_up, self._limit_s = steps, warm_up, limit_s
         self._optimizers = [] if optimizer is None else [optimizer]
         self._num_seen = 0  # steps of the first optimizer
@@ -79,7 +76,7 @@ class Audit:
         recorder, self._recorder = self._recorder, None
         steps = [] if recorder is None else recorder.stop()
         if recorder is not None and steps and error is None and (ranks := self._gather(steps)) is not None:
-            self._report = report_of(ranks, recorder, self._title)
+            self._report = report_of(ranks, recorder)
             self._then(self._report)
 
     @property
@@ -141,7 +138,7 @@ class Audit:
         return [steps, *map(pickle.loads, datas)]
 
 
-def report_of(ranks: Sequence[Sequence[StepSketches]], recorder: GradientRecorder, title: str) -> Report:
+def report_of(ranks: Sequence[Sequence[StepSketches]], recorder: GradientRecorder) -> Report:
     solved, notes, before = [], [], ()
     is_sharded = any(one.param is not one.arrives_in for one in recorder.params)
     for number, step in enumerate(zip(*ranks, strict=False), 1):
@@ -150,7 +147,7 @@ def report_of(ranks: Sequence[Sequence[StepSketches]], recorder: GradientRecorde
         except ValueError as error:
             notes.append(f"Step {number} of the audit is left out: {error}")
         before = step
-    return Report(title, [one.name for one in recorder.params], solved, notes)
+    return Report([one.name for one in recorder.params], solved, notes)
 
 
 def model_of(optimizers: Sequence[Optimizer]) -> nn.Module | None:
@@ -173,8 +170,7 @@ def audit_process(setting: str) -> None:
         report.explain()
         report.save(Path(folder, "audit.html"))
 
-    title = os.path.basename(sys.argv[0])
-    audit = Audit(steps=int(last) - int(first), warm_up=max(1, int(first)), title=title, then=show).__enter__()
+    audit = Audit(steps=int(last) - int(first), warm_up=max(1, int(first)), then=show).__enter__()
 
     def finish() -> None:
         audit.__exit__(None, getattr(sys, "last_value", None), None)

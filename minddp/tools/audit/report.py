@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table
 
 from minddp.platform import wording
 from minddp.tools.audit.verdict import Judge, Verdict
 from minddp.tools.audit.weights import AuditedStep
-from minddp.tools.xray.page import prose
 
 
 class Report(NamedTuple):
     """`steps` of all ranks, of parameters with these `names`."""
 
-    title: str
     names: Sequence[str]
     steps: Sequence[AuditedStep]
     notes: Sequence[str] = ()
@@ -45,13 +41,13 @@ class Report(NamedTuple):
                 tuple(
                     f"{round(it, 4) + 0.0:.4g} / {due:.4g}" for it, due in zip(shares, judge.expected, strict=True)
                 )
-                for shares in judge.readings()[0]
+                for shares in judge.shares
             ]
             for cells in dict.fromkeys(tables):
                 observers = [one for one, it in zip(judge.step.observers, tables, strict=True) if it == cells]
                 whose = "every rank's" if len(observers) == len(tables) else f"{wording.ranks(observers)}'s"
                 rows = [["micro-batch", *(str(number + 1) for number in range(judge.per_rank))]]
-                for rank in range(judge.ranks):
+                for rank in np.unique(judge.rank):
                     rows.append([f"rank {rank}", *(cells[place] for place in np.flatnonzero(judge.rank == rank))])
                 yield f"Shares in {whose} gradient{judge.of}, and what they should be", rows
 
@@ -68,10 +64,8 @@ class Report(NamedTuple):
         console.print(*self.notes, markup=False)
 
     def save(self, path: str | Path) -> None:
-        """Write a page."""
-        environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-        environment.filters["prose"] = prose
-        page = environment.from_string(files("minddp.tools.audit").joinpath("audit.html").read_text("utf-8"))
-        css = Markup(files("minddp.tools.xray.page").joinpath("page.css").read_text("utf-8"))
+        """Write the same as a page."""
+        console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
+        self.explain(console)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(page.render(report=self, css=css), encoding="utf-8")
+        console.save_html(str(path))
