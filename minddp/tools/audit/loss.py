@@ -36,11 +36,8 @@ class Loss:
             self.whole_factor *= (1 / by if divide else by) if by >= 2 and by == int(by) else 1.0
 
 
-def read_loss(root: Any, gradient: Any = None) -> Loss:
-    """The loss at `root`; `gradient` is the argument of its backward."""
+def read_loss(root: Any) -> Loss:
     loss = Loss()
-    if isinstance(gradient, Tensor) and gradient.numel() == 1:
-        loss.multiply(float(gradient))
     node, output = getattr(root, "grad_fn", None), getattr(root, "output_nr", 0)
     while node is not None and shape_of(node, output) == ():
         kind, *_ = node.name().lower().partition("backward")

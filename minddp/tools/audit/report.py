@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minddp.platform import wording
-from minddp.tools.audit.verdict import Judge, Verdict
+from minddp.tools.audit.verdict import CLOSE, Judge, Verdict
 from minddp.tools.audit.weights import AuditedStep
 
 
@@ -25,31 +23,23 @@ class Report(NamedTuple):
     notes: Sequence[str] = ()
 
     def verdicts(self) -> list[Verdict]:
-        """One of each kind: faults first, then what cannot be told, then the most frequent."""
+        """One of each kind: faults first, then what cannot be told."""
         if not self.steps:
             return [Verdict("no step", False, "No step could be audited.")]
         found = [Judge(step, group, self.names).verdict() for step in self.steps for group in step.groups]
-        times = Counter(verdict.kind for verdict in found)
         first = {verdict.kind: verdict for verdict in reversed(found)}
-        return sorted(first.values(), key=lambda it: (not it.is_fault, it.kind == "right", -times[it.kind]))
+        return sorted(first.values(), key=lambda it: (not it.is_fault, it.kind == "right"))
 
     def tables(self) -> Iterator[tuple[str, list[list[str]]]]:
-        """The shares in the first step: a title, and rows of a rank each, for each gradient that differs."""
+        """The shares in the first step, for each group of parameters: a title, and rows of a rank each."""
         for group in self.steps[0].groups if self.steps else ():
             judge = Judge(self.steps[0], group, self.names)
-            tables = [
-                tuple(
-                    f"{round(it, 4) + 0.0:.4g} / {due:.4g}" for it, due in zip(shares, judge.expected, strict=True)
-                )
-                for shares in judge.shares
-            ]
-            for cells in dict.fromkeys(tables):
-                observers = [one for one, it in zip(judge.step.observers, tables, strict=True) if it == cells]
-                whose = "every rank's" if len(observers) == len(tables) else f"{wording.ranks(observers)}'s"
-                rows = [["micro-batch", *(str(number + 1) for number in range(judge.per_rank))]]
-                for rank in np.unique(judge.rank):
-                    rows.append([f"rank {rank}", *(cells[place] for place in np.flatnonzero(judge.rank == rank))])
-                yield f"Shares in {whose} gradient{judge.of}, and what they should be", rows
+            whose = "every rank" if np.allclose(judge.shares, judge.shares[0], rtol=CLOSE) else "rank 0"
+            rows = [["micro-batch", *(str(number + 1) for number in range(judge.per_rank))]]
+            for rank in np.unique(judge.rank):
+                pairs = zip(judge.shares[0, judge.rank == rank], judge.expected[judge.rank == rank], strict=True)
+                rows.append([f"rank {rank}", *(f"{round(it, 4) + 0.0:.4g} / {due:.4g}" for it, due in pairs)])
+            yield f"Shares in {whose}'s gradient{judge.of}, and what they should be", rows
 
     def explain(self, console: Console | None = None) -> None:
         """Print verdicts and shares."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minddp.platform import wording
-from minddp.tools.audit.weights import TINY, AuditedStep, Contribution, Group
+from minddp.tools.audit.weights import AuditedStep, Contribution, Group
 
 CLOSE = 0.02  # relative; weights are measured more exactly than that
 
@@ -31,7 +31,7 @@ class Judge:
 
     def __init__(self, step: AuditedStep, group: Group, names: Sequence[str]):
         self.step, self.group = step, group
-        is_there = np.isfinite(group.errors).all(0)
+        is_there = np.isfinite(group.weights).all(0)
         places = [place for place, source in enumerate(step.sources) if source.ago == 0 and is_there[place]]
         self.rank, self.number = np.array([step.sources[place][:2] for place in places]).T
         self.per_rank = max(source.batch for source in step.batches) + 1
@@ -39,9 +39,7 @@ class Judge:
         losses, self._at = [batch.loss for batch in batches], f"(backward at {batches[0].line})"
         counts = np.array([batch.weight or batch.loss.elements for batch in batches], float)
         self.expected = counts / sum(batch.weight or batch.loss.elements for batch in step.batches.values())
-        # [observers, micro-batches]; a weight within its slack is zero
-        self._weights = group.weights[:, places]
-        self._slack = CLOSE * np.abs(self._weights).max(initial=0) + 5 * group.errors[:, places]
+        self._weights = group.weights[:, places]  # [observers, micro-batches]
         # The shares, which should add up to 1, by each way to read the losses; first one by which all is right
         readings = [
             self._weights * [it.whole_factor for it in losses],
@@ -79,8 +77,8 @@ class Judge:
 
     def _is_fair(self, shares: Any) -> bool:
         """All elements count alike, in each gradient."""
-        size, relative = np.abs(shares / self.expected), self._slack / np.maximum(np.abs(self._weights), TINY)
-        return bool(((size * (1 - relative)).max(1) <= (size * (1 + relative)).min(1) * (1 + CLOSE)).all())
+        each = shares / self.expected
+        return bool((np.ptp(each, axis=1) <= 2 * CLOSE * np.abs(each).max(1)).all())
 
     def _name(self, chosen: Any) -> str:
         numbers = wording.ranks(np.unique(self.number[chosen] + 1).tolist()).removeprefix("rank")
@@ -88,9 +86,9 @@ class Judge:
 
     def _missing(self) -> Verdict | None:
         """Micro-batches of weight 0: in all gradients, or in one rank's."""
-        zero = np.abs(self._weights) <= self._slack
+        zero = np.abs(self._weights) <= CLOSE * np.abs(self._weights).max(initial=0)
         where = [("lost", "No gradient contains", zero.all(0))]
-        for observer, absent in zip(self.step.observers, zero, strict=True):
+        for observer, absent in enumerate(zero):
             where.append(("not averaged", f"Rank {observer}'s gradient lacks", absent))
         for kind, whose, absent in where:
             ranks = [rank for rank in np.unique(self.rank).tolist() if absent[self.rank == rank].all()]
@@ -114,7 +112,7 @@ class Judge:
         names = [self._name([place]) for place in (most, least)]
         if self._is_fair(self.shares / np.bincount(self.rank, each.mean(0))[self.rank]):
             names = [f"rank {self.rank[place]}" for place in (most, least)]
-        whose = "the" if np.allclose(each, each[:1], rtol=CLOSE) else f"rank {self.step.observers[row]}'s"
+        whose = "the" if np.allclose(each, each[:1], rtol=CLOSE) else f"rank {row}'s"
         times = f"counts {each[row][most] / each[row][least]:.2g} times as much as"
         if self._has_equal_counts():
             return Verdict("unequal", True, f"{names[0]} {times} {names[1]} in {whose} gradient {self._at}")

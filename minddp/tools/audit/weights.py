@@ -18,6 +18,7 @@ from minddp.tools.audit.sketch import NUMBERS
 
 EXPLAINED = 0.01  # a residual below it, relative to `.grad`
 DEPENDENT = 1e-5  # singular values below it, relative to the largest, are rounding
+PRECISION = 0.02  # of weights, relative to the largest
 EQUAL = 1e-9  # 1 - the cosine of two equal gradients
 TINY = 1e-300
 
@@ -31,36 +32,32 @@ class Contribution(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Parameters with the same weights [observers, sources], with the standard `errors` of these.
+    """Parameters with the same weights [observers, sources], NaN if a source gives nothing to these parameters.
 
     The `residual` is relative to `.grad`; `earlier` is the share of earlier steps. The weights of sources that are
-    `alike` depend on each other.
+    `alike` depend on each other, so far that they cannot be measured.
     """
 
     params: tuple[int, ...]
     weights: Any
-    errors: Any
     residual: float
     earlier: float
     alike: tuple[Contribution, ...]
 
 
 class AuditedStep(NamedTuple):
-    """A step of all ranks. `observers` are the ranks whose `.grad` was seen; -1 is that of all ranks, in shards.
-
-    `clips` has a list for each rank; `same` are micro-batches that equal one of another rank.
-    """
+    """A step of all ranks, with `clips` of each; `same` are micro-batches that equal one of another rank."""
 
     batches: dict[Contribution, MicroBatch]
     clips: list[list[Clip]]
-    observers: tuple[int, ...]
     sources: tuple[Contribution, ...]
     same: tuple[Contribution, ...]
     groups: tuple[Group, ...]
 
 
 def solve_step(ranks: Sequence[StepSketches], before: Sequence[StepSketches], is_sharded: bool) -> AuditedStep:
-    """`ranks` has the step of each rank, `before` the step before if it was audited.
+    """`ranks` has the step of each rank, `before` the step before if it was audited. Observers are the ranks whose
+    `.grad` was seen, or a single one that has the shards of all ranks.
 
     Raises:
         ValueError: a gradient is infinite or not a number, or no optimizer has stepped on one.
@@ -68,25 +65,25 @@ def solve_step(ranks: Sequence[StepSketches], before: Sequence[StepSketches], is
     batches = batches_of(ranks, 0)
     columns = {source: batch.sketches for source, batch in batches.items()}
     finals, left = np.stack([rank.final for rank in ranks]), np.stack([rank.left for rank in ranks])
+    are_final = np.stack([rank.are_final for rank in ranks])
     if is_sharded:
         finals, left = finals.sum(0, keepdims=True), left.sum(0, keepdims=True)
     else:  # a rank without a gradient has left it to another one, as in ZeRO
-        are_final = np.stack([rank.are_final for rank in ranks])
         owners = np.where(are_final, np.arange(len(ranks))[:, None], are_final.argmax(0))
         finals = finals[owners, np.arange(finals.shape[1])]
     columns |= {Contribution(number, -1, 1): values for number, values in enumerate(left)}
     if not all(np.isfinite(values).all() for values in (finals, *columns.values())):
         raise ValueError("a gradient is infinite or not a number.")
-    problem = Problem(columns, finals)
-    if not batches or not problem.params:
+    are_stepped = are_final.any(0)
+    if not any(batch.sketches[are_stepped].any() for batch in batches.values()):
         raise ValueError("no optimizer has stepped on a parameter with a gradient.")
+    problem = Problem(columns, finals, are_stepped)
     if before and problem.largest_miss > EXPLAINED:
         older = {source: batch.sketches for source, batch in batches_of(before, 1).items()}
-        longer = Problem(columns | older, finals)
+        longer = Problem(columns | older, finals, are_stepped)
         problem = longer if longer.largest_miss < problem.largest_miss / 2 else problem
-    observers = (-1,) if is_sharded else tuple(range(len(ranks)))
     clips = [rank.clips for rank in ranks]
-    return AuditedStep(batches, clips, observers, problem.sources, problem.same(), problem.groups())
+    return AuditedStep(batches, clips, problem.sources, problem.same(), problem.groups())
 
 
 def batches_of(ranks: Sequence[StepSketches], ago: int) -> dict[Contribution, MicroBatch]:
@@ -96,12 +93,12 @@ def batches_of(ranks: Sequence[StepSketches], ago: int) -> dict[Contribution, Mi
 
 
 class Problem:
-    """`columns` [parameters, 64] by source, and `finals` [observers, parameters, 64]."""
+    """`columns` [parameters, 64] by source, and `finals` [observers, parameters, 64]; only of those stepped on."""
 
-    def __init__(self, columns: dict[Contribution, Any], finals: Any):
+    def __init__(self, columns: dict[Contribution, Any], finals: Any, are_stepped: Any):
         self.sources = tuple(source for source, column in columns.items() if source.ago == 0 or column.any())
         both = np.stack([*(columns[source] for source in self.sources), *finals])
-        size = np.sqrt((both**2).sum(2)).max(0)
+        size = np.sqrt((both**2).sum(2)).max(0) * are_stepped
         self.params = np.flatnonzero(size).tolist()
         # [parameters, 64, sources], [parameters, 64, observers]: each parameter counts alike, whatever its size
         both = (both[:, self.params] / size[self.params][:, None]).transpose(1, 2, 0)
@@ -133,7 +130,7 @@ class Problem:
 
     def _misses(self, group: Group, places: Sequence[int]) -> Any:
         """[parameters, observers], relative to `.grad`, or to the columns where that is zero."""
-        finals, found = self._finals[places], self._columns[places] @ group.weights.T
+        finals, found = self._finals[places], self._columns[places] @ np.nan_to_num(group.weights).T
         size = np.sqrt((finals**2).sum(1))
         return np.sqrt(((finals - found) ** 2).sum(1)) / np.where(size > 1e-6, size, 1.0)
 
@@ -147,14 +144,11 @@ class Problem:
         weights = (inverse @ finals).T
         spread = ((finals - rows @ weights.T) ** 2).sum(0) / max(1, len(rows) - len(sizes))
         errors = np.sqrt(spread[:, None] * (inverse**2).sum(1))
-        errors[:, sizes == 0] = np.inf  # it gives nothing to these parameters
         seen = (v[keep] ** 2).sum(0)  # of each source: how much of it is in directions that can be seen
-        alike = [
-            source for source, part, size in zip(self.sources, seen, sizes, strict=True) if part < 0.999 and size
-        ]
+        is_alike = ((seen < 0.999) | (5 * errors > PRECISION * np.abs(weights).max(initial=0)).any(0)) & (sizes > 0)
+        alike = tuple(self.sources[place] for place in np.flatnonzero(is_alike))
         is_old = np.array([source.ago > 0 for source in self.sources])
         old, new = (np.linalg.norm(rows[:, part] @ weights[:, part].T, axis=0).max() for part in (is_old, ~is_old))
-        group = Group(
-            tuple(self.params[i] for i in places), weights, errors, 0.0, old / max(old + new, TINY), tuple(alike)
-        )
+        weights[:, sizes == 0] = np.nan
+        group = Group(tuple(self.params[i] for i in places), weights, 0.0, old / max(old + new, TINY), alike)
         return group._replace(residual=float(np.sqrt((self._misses(group, places) ** 2).mean(0)).max()))
