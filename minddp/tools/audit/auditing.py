@@ -58,16 +58,17 @@ class Audit:
         self._model, self._weights, self._then = model, weights, then
         self._num_steps, self._warm_up, self._limit_s = steps, warm_up, limit_s
         self._optimizers = [] if optimizer is None else [optimizer]
+        self._hooks: list[Any] = []
         self._num_seen = 0  # steps of the first optimizer
         self._recorder: GradientRecorder | None = None
         self._messages: Messages | None = None
         self._report: Report | None = None
 
     def __enter__(self) -> Audit:
-        before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
-        self._hooks = [before(self._before_step), after(self._after_warm_up)]
         if self._warm_up == 0:
             self._begin()
+        else:
+            self._hooks.append(register_optimizer_step_post_hook(self._after_step))
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -95,27 +96,23 @@ class Audit:
         if self._recorder is not None:
             self._recorder.take()
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if self._recorder is not None:
-            return self._recorder.before_step(optimizer, args, kwargs)
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """In the warm-up. Not before the step, which may call a closure."""
         self._optimizers += [optimizer] if optimizer not in self._optimizers else []
-        return None
-
-    def _after_warm_up(self, optimizer: Optimizer, *_: Any) -> None:
-        """Not before the step, which may call a closure."""
         self._num_seen += optimizer is self._optimizers[0]
         if self._recorder is None and self._num_seen == self._warm_up:
             self._begin()
 
     def _begin(self) -> None:
         params = audited_params(self._model or model_of(self._optimizers), self._optimizers)
-        self._recorder = GradientRecorder(params, self._weights, self._after_step)
+        self._recorder = GradientRecorder(params, self._weights, self._end_after)
+        self._hooks.append(register_optimizer_step_pre_hook(self._recorder.before_step))
         if dist.is_available() and dist.is_initialized():
             store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
             self._messages = Messages.open(store, "minddp/tools/audit", rank, dist.get_world_size())
 
-    def _after_step(self) -> None:
-        if self._recorder is not None and len(self._recorder.steps) == self._num_steps:
+    def _end_after(self, num_steps: int) -> None:
+        if num_steps == self._num_steps:
             self.__exit__(None, None, None)
 
     def _gather(self, steps: list[StepSketches]) -> list[list[StepSketches]] | None:

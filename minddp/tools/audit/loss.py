@@ -27,7 +27,7 @@ class Loss:
 
     factor: float = 1.0
     whole_factor: float = 1.0
-    elements: int = 1
+    elements: float = 1
     is_mean: bool = False
 
     def multiply(self, by: float, *, divide: bool = False) -> None:

@@ -29,11 +29,10 @@ from minddp.tools.watchdog.rank_state import where_is_main_thread
 
 @dataclass
 class MicroBatch:
-    """A backward: the line of the script, the loss, the weight it should have, and sketches [parameters, 64]."""
+    """A backward: the line of the script, the loss, and sketches [parameters, 64]."""
 
     line: str
     loss: Loss
-    weight: float
     sketches: Any
 
 
@@ -84,7 +83,7 @@ def audited_params(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> 
 class GradientRecorder:
     """Records until `stop`; `steps` are over. `weight()` is a backward's weight, or 0: that of its elements."""
 
-    def __init__(self, params: Sequence[AuditedParam], weight: Callable[[], float], on_step: Callable[[], None]):
+    def __init__(self, params: Sequence[AuditedParam], weight: Callable[[], float], on_step: Callable[[int], None]):
         self.params = params
         self.steps: list[StepSketches] = []
         self._weight, self._on_step = weight, on_step
@@ -112,9 +111,7 @@ class GradientRecorder:
         self._undo.close()
         self._close_step()
         for step in self.steps:
-            step.micro_batches = [
-                one for one in step.micro_batches if one.sketches.any()
-            ]  # others reach no parameter
+            step.micro_batches = [one for one in step.micro_batches if one.sketches.any()]
         for holder in [holder for step in self.steps for holder in (step, *step.micro_batches)]:
             vars(holder).update({k: v.cpu().numpy() for k, v in vars(holder).items() if isinstance(v, Tensor)})
         return self.steps
@@ -137,14 +134,15 @@ class GradientRecorder:
     def _begin(self, root: Any) -> None:
         if self._step is not None and self._step.are_final.any():
             self._close_step()
-            self._on_step()
+            self._on_step(len(self.steps))
         if self._step is None:
             self._step = StepSketches(self._zeros(), self._zeros(), np.zeros(len(self.params), bool))
             for place, (_, param, _) in enumerate(self.params):
                 if param.grad is not None:
                     self._step.left[place] = self._sketchers[place](param.grad)
-        batch = MicroBatch(where_is_main_thread(), read_loss(root), self._weight(), self._zeros())
-        self._step.micro_batches.append(batch)
+        loss = read_loss(root)
+        loss.elements = self._weight() or loss.elements
+        self._step.micro_batches.append(MicroBatch(where_is_main_thread(), loss, self._zeros()))
 
     def _zeros(self) -> Tensor:
         return torch.zeros(len(self.params), NUMBERS, dtype=torch.float64, device=self.params[0].param.device)

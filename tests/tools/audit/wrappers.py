@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from minddp.tools.audit.verdict import Verdict
+from minddp.tools.audit.report import Verdict
 
 
 def batches(rank: int, count: int, size: int = 6, width: int = 12) -> Any:
