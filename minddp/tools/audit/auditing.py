@@ -119,20 +119,19 @@ class Audit:
         """All ranks' steps, on rank 0."""
         if (messages := self._messages) is None:
             return [steps]
+        data = pickle.dumps(steps)
+        pieces = [data[begin : begin + PIECE] for begin in range(0, len(data), PIECE)]
+        for number, piece in enumerate(pieces):
+            messages.post(piece, "piece", number)
+        messages.post(len(pieces), "pieces")
         if messages.rank > 0:
-            data = pickle.dumps(steps)
-            pieces = [data[begin : begin + PIECE] for begin in range(0, len(data), PIECE)]
-            for number, piece in enumerate(pieces):
-                messages.post(piece, "piece", number)
-            messages.post(len(pieces), "pieces")
             return None
-        others = range(1, messages.world_size)
-        pieces_of = messages.gather("pieces", limit_s=self._limit_s, ranks=others)
-        if absent := [rank for rank in others if rank not in pieces_of]:
+        counts = messages.gather("pieces", limit_s=self._limit_s)
+        if absent := [rank for rank in range(messages.world_size) if rank not in counts]:
             _log.warning("No audit: %s sent nothing within %g s.", wording.ranks(absent), self._limit_s)
             return None
-        datas = [b"".join(messages.take(r, "piece", i) for i in range(pieces_of[r])) for r in others]
-        return [steps, *map(pickle.loads, datas)]
+        datas = [b"".join(messages.take(rank, "piece", i) for i in range(counts[rank])) for rank in sorted(counts)]
+        return list(map(pickle.loads, datas))
 
 
 def report_of(ranks: Sequence[Sequence[StepSketches]], recorder: GradientRecorder) -> Report:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-REDUCTIONS = {1: "mean", 2: "sum"}  # by the number in torch's functions; 0 is none
+REDUCTIONS = "none", "mean", "sum"  # by the number in torch's functions
 
 
 @dataclass
@@ -48,14 +48,13 @@ def read_loss(root: Any) -> Loss:
         below = [pair for pair in node.next_functions if pair[0] is not None]
         scalars = [pair for pair in below if shape_of(*pair) == ()]
         if not scalars:
-            terms = node, -1
             if kind in ("mean", "sum"):
-                terms = below[0]
-                while terms[0].name().startswith("View"):
-                    terms = terms[0].next_functions[0]
-            else:
-                kind = REDUCTIONS.get(getattr(node, "_saved_reduction", 0), "")
-            loss.elements, loss.is_mean = elements_of(*terms), kind == "mean"
+                loss.elements = math.prod(shape_of(*below[0]))
+            elif isinstance(target := getattr(node, "_saved_target", None), Tensor):
+                kind = REDUCTIONS[node._saved_reduction]
+                ignored = getattr(node, "_saved_ignore_index", None)
+                loss.elements = target.numel() if ignored is None else int((target != ignored).sum())
+            loss.is_mean = kind == "mean"
             loss.multiply(loss.elements if kind == "sum" else 1)
             break
         node, output = scalars[output if output < len(scalars) else 0]
@@ -64,11 +63,3 @@ def read_loss(root: Any) -> Loss:
 
 def shape_of(node: Any, output: int) -> tuple[int, ...]:
     return tuple(node._input_metadata[output].shape) if output < len(node._input_metadata) else (-1,)
-
-
-def elements_of(node: Any, output: int) -> int:
-    """How many elements have a loss, in one of torch's functions without those of its ignored index."""
-    target, ignored = getattr(node, "_saved_target", None), getattr(node, "_saved_ignore_index", None)
-    if isinstance(target, Tensor):
-        return target.numel() if ignored is None else int((target != ignored).sum())
-    return math.prod(shape_of(node, output)) if output >= 0 else 1

@@ -93,7 +93,7 @@ class GradientRecorder:
         self._depth = 0  # of nested backwards
         self._undo = ExitStack()
         for place, one in enumerate(params):
-            handle = one.arrives_in.register_hook(self._hook_of(place))
+            handle = one.arrives_in.register_hook(functools.partial(self._on_gradient, place))
             self._undo.callback(handle.remove)
             hooks: Any = one.arrives_in._backward_hooks
             for other in [key for key in hooks if key != handle.id]:  # after ours, since they may average
@@ -116,10 +116,12 @@ class GradientRecorder:
             vars(holder).update({k: v.cpu().numpy() for k, v in vars(holder).items() if isinstance(v, Tensor)})
         return self.steps
 
-    def _close_step(self) -> None:
-        if self._step is not None and self._step.are_final.any():
-            self.steps.append(self._step)
+    def _close_step(self) -> bool:
+        if self._step is None or not self._step.are_final.any():
+            return False
+        self.steps.append(self._step)
         self._step = None
+        return True
 
     def _backward(self, original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Behind `backward` and `autograd.grad`. A backward within one is a part of it."""
@@ -132,8 +134,7 @@ class GradientRecorder:
             self._depth -= 1
 
     def _begin(self, root: Any) -> None:
-        if self._step is not None and self._step.are_final.any():
-            self._close_step()
+        if self._close_step():
             self._on_step(len(self.steps))
         if self._step is None:
             self._step = StepSketches(self._zeros(), self._zeros(), np.zeros(len(self.params), bool))
@@ -147,12 +148,9 @@ class GradientRecorder:
     def _zeros(self) -> Tensor:
         return torch.zeros(len(self.params), NUMBERS, dtype=torch.float64, device=self.params[0].param.device)
 
-    def _hook_of(self, place: int) -> Callable[[Tensor], None]:
-        def on_gradient(grad: Tensor | None) -> None:
-            if self._step is not None and grad is not None and self._depth:
-                self._step.micro_batches[-1].sketches[place] += self._sketchers[place](grad)
-
-        return on_gradient
+    def _on_gradient(self, place: int, grad: Tensor | None) -> None:
+        if self._step is not None and grad is not None and self._depth:
+            self._step.micro_batches[-1].sketches[place] += self._sketchers[place](grad)
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """The hook of optimizers; returns other arguments if there is a closure."""

@@ -50,9 +50,10 @@ def test_the_factor_of_a_loss_and_its_elements() -> None:
     y = torch.tensor([0, -100, 2, 3])
     loss = read_loss(0.5 * cross_entropy(x, y) / 4)
     assert loss == Loss(factor=0.125, whole_factor=0.25, elements=3, is_mean=True)
-    for total in cross_entropy(x, y, reduction="sum"), cross_entropy(x, y, reduction="none").sum():
-        loss = read_loss(total * 2 / torch.tensor(12))
-        assert (loss.factor, loss.elements, loss.is_mean) == (pytest.approx(3 / 6), 3, False)
+    loss = read_loss(cross_entropy(x, y, reduction="sum") * 2 / torch.tensor(12))
+    assert (loss.factor, loss.elements, loss.is_mean) == (pytest.approx(3 / 6), 3, False)
+    loss = read_loss(cross_entropy(x, y, reduction="none").sum() / 3)
+    assert (loss.factor, loss.elements, loss.is_mean) == (pytest.approx(4 / 3), 4, False)
     loss = read_loss((x.square().mean() + 0.1 * x.sum()) * 2.0**10)
     assert (loss.factor, loss.elements, loss.is_mean) == (1024.0, 20, True)
 
