@@ -51,7 +51,7 @@ def read_loss(root: Any) -> Loss:
             if kind in ("mean", "sum"):
                 loss.elements = math.prod(shape_of(*below[0]))
             elif isinstance(target := getattr(node, "_saved_target", None), Tensor):
-                kind = REDUCTIONS[node._saved_reduction]
+                kind = REDUCTIONS[getattr(node, "_saved_reduction", 0)]
                 ignored = getattr(node, "_saved_ignore_index", None)
                 loss.elements = target.numel() if ignored is None else int((target != ignored).sum())
             loss.is_mean = kind == "mean"

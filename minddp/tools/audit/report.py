@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from minddp.platform import wording
-from minddp.tools.audit.weights import AuditedStep, Group
+from minddp.tools.audit.weights import AuditedStep, Contribution, Group
 
 CLOSE = 0.02  # relative; weights are measured more exactly than that
+EQUAL = 1e-4  # relative, of gradients
 
 
 class Verdict(NamedTuple):
@@ -58,20 +59,27 @@ class Judge:
 
     def verdict(self) -> Verdict:
         """The first that is wrong."""
-        residual, earlier, same = self.group.residual, self.group.earlier, self.step.same
+        residual, earlier, alike = self.group.residual, self.group.earlier, self.group.alike
         if residual > CLOSE:
             text = f"{residual:.0%} of the gradient is explained by no micro-batch: compression, or noise"
             found = Verdict("unexplained", False, text)
         elif earlier > CLOSE:
             found = Verdict("earlier", True, f"{earlier:.0%} of the gradient comes from an earlier step")
-        elif alike := same or self.group.alike:
+        elif alike:
+            same = [
+                one for one in alike for other in alike if one.rank != other.rank and self._are_equal(one, other)
+            ]
             kind, how = ("same data", "are equal: equal data") if same else ("dependent", "depend on each other")
-            who = wording.ranks(sorted({source.rank for source in alike}))
+            who = wording.ranks(sorted({source.rank for source in same or alike}))
             found = Verdict(kind, bool(same), f"Gradients of {who} {how}. Their weights cannot be told apart")
         else:
             found = self._missing() or self._unequal() or self._scaled()
         text = found.text.replace("gradient", f"gradient{self.of}", 1)
         return found._replace(text=f"{text[0].upper()}{text[1:]}.")
+
+    def _are_equal(self, *sources: Contribution) -> bool:
+        a, b = (self.step.batches[it].sketches if it.ago == 0 else np.nan for it in sources)
+        return bool(np.linalg.norm(a - b) <= EQUAL * np.linalg.norm(a))
 
     def _total(self, shares: Any) -> float:
         return float(shares.sum(1).mean() / self.expected.sum())

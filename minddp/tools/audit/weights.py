@@ -19,7 +19,6 @@ from minddp.tools.audit.sketch import NUMBERS
 EXPLAINED = 0.01  # a residual below it, relative to `.grad`
 DEPENDENT = 1e-5  # singular values below it, relative to the largest, are rounding
 PRECISION = 0.02  # of weights, relative to the largest
-EQUAL = 1e-9  # 1 - the cosine of two equal gradients
 TINY = 1e-300
 
 
@@ -46,12 +45,11 @@ class Group(NamedTuple):
 
 
 class AuditedStep(NamedTuple):
-    """A step of all ranks, with `clips` of each; `same` are micro-batches that equal one of another rank."""
+    """A step of all ranks, with the clips of each."""
 
     batches: dict[Contribution, MicroBatch]
     clips: list[list[Clip]]
     sources: tuple[Contribution, ...]
-    same: tuple[Contribution, ...]
     groups: tuple[Group, ...]
 
 
@@ -83,7 +81,7 @@ def solve_step(ranks: Sequence[StepSketches], before: Sequence[StepSketches], is
         longer = Problem(columns | older, finals, are_stepped)
         problem = longer if longer.largest_miss < problem.largest_miss / 2 else problem
     clips = [rank.clips for rank in ranks]
-    return AuditedStep(batches, clips, problem.sources, problem.same(), problem.groups())
+    return AuditedStep(batches, clips, problem.sources, problem.groups())
 
 
 def batches_of(ranks: Sequence[StepSketches], ago: int) -> dict[Contribution, MicroBatch]:
@@ -106,13 +104,6 @@ class Problem:
         self._all = list(range(len(self.params)))
         self._whole = self._solve(self._all)
         self.largest_miss = float(self._misses(self._whole, self._all).max(initial=0))
-
-    def same(self) -> tuple[Contribution, ...]:
-        flat = self._columns.reshape(-1, len(self.sources))
-        unit = flat / np.maximum(np.sqrt((flat**2).sum(0)), TINY)
-        ranks, _, ago = np.array(self.sources).T
-        equal = (unit.T @ unit > 1 - EQUAL) & (ranks[:, None] != ranks) & (ago + ago[:, None] == 0)
-        return tuple(self.sources[place] for place in np.flatnonzero(equal.any(0)))
 
     def groups(self) -> tuple[Group, ...]:
         """The largest first; one group, if all parameters have the same weights."""
