@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from minddp.platform import wording
-from minddp.tools.audit.weights import AuditedStep, Contribution, Group
+from minddp.tools.audit.weights import CLOSE, AuditedStep, Contribution, Group
 
-CLOSE = 0.02  # relative; weights are measured more exactly than that
 EQUAL = 1e-4  # relative, of gradients
 
 
@@ -145,11 +144,12 @@ class Judge:
         mistakes += [
             f"divided by {count} twice, the number of {of}" for count, of in counts if is_near(clip / count)
         ]
-        if mistakes:
-            text = f"The gradient is {' or '.join(mistakes)}, instead of the mean {self._at}{residual}"
-            return Verdict("scaled", True, text)
-        text = f"All count alike, the gradient is {self._total(self.shares):.3g} times the mean; why was not seen"
-        return Verdict("scaled", False, text)
+        what = (
+            " or ".join(mistakes)
+            or f"{self._total(self.shares):.3g} times the mean, for a reason that was not seen"
+        )
+        text = f"The gradient is {what}{', instead of the mean' if mistakes else ''} {self._at}{residual}"
+        return Verdict("scaled", bool(mistakes), text)
 
 
 class Report(NamedTuple):

@@ -18,7 +18,7 @@ from minddp.tools.audit.sketch import NUMBERS
 
 EXPLAINED = 0.01  # a residual below it, relative to `.grad`
 DEPENDENT = 1e-5  # singular values below it, relative to the largest, are rounding
-PRECISION = 0.02  # of weights, relative to the largest
+CLOSE = 0.02  # relative; weights are measured more exactly than that
 TINY = 1e-300
 
 
@@ -136,7 +136,7 @@ class Problem:
         spread = ((finals - rows @ weights.T) ** 2).sum(0) / max(1, len(rows) - len(sizes))
         errors = np.sqrt(spread[:, None] * (inverse**2).sum(1))
         seen = (v[keep] ** 2).sum(0)  # of each source: how much of it is in directions that can be seen
-        is_alike = ((seen < 0.999) | (5 * errors > PRECISION * np.abs(weights).max(initial=0)).any(0)) & (sizes > 0)
+        is_alike = ((seen < 0.999) | (5 * errors > CLOSE * np.abs(weights).max(initial=0)).any(0)) & (sizes > 0)
         alike = tuple(self.sources[place] for place in np.flatnonzero(is_alike))
         is_old = np.array([source.ago > 0 for source in self.sources])
         old, new = (np.linalg.norm(rows[:, part] @ weights[:, part].T, axis=0).max() for part in (is_old, ~is_old))
