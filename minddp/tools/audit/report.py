@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minddp.platform import wording
-from minddp.tools.audit.weights import CLOSE, AuditedStep, Contribution, Group
+from minddp.tools.audit.weights import CLOSE, AuditedStep, GradientPart, Group
 
 EQUAL = 1e-4  # relative, of gradients
 
@@ -76,7 +76,7 @@ class Judge:
         text = found.text.replace("gradient", f"gradient{self.of}", 1)
         return found._replace(text=f"{text[0].upper()}{text[1:]}.")
 
-    def _are_equal(self, *sources: Contribution) -> bool:
+    def _are_equal(self, *sources: GradientPart) -> bool:
         a, b = (self.step.batches[it].sketches if it.ago == 0 else np.nan for it in sources)
         return bool(np.linalg.norm(a - b) <= EQUAL * np.linalg.norm(a))
 

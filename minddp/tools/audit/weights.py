@@ -22,7 +22,7 @@ CLOSE = 0.02  # relative; weights are measured more exactly than that
 TINY = 1e-300
 
 
-class Contribution(NamedTuple):
+class GradientPart(NamedTuple):
     """A column: a backward of a rank, `ago` steps before; or what that step has left in `.grad`, with batch -1."""
 
     rank: int
@@ -41,15 +41,15 @@ class Group(NamedTuple):
     weights: Any
     residual: float
     earlier: float
-    alike: tuple[Contribution, ...]
+    alike: tuple[GradientPart, ...]
 
 
 class AuditedStep(NamedTuple):
     """A step of all ranks, with the clips of each."""
 
-    batches: dict[Contribution, MicroBatch]
+    batches: dict[GradientPart, MicroBatch]
     clips: list[list[Clip]]
-    sources: tuple[Contribution, ...]
+    sources: tuple[GradientPart, ...]
     groups: tuple[Group, ...]
 
 
@@ -69,7 +69,7 @@ def solve_step(ranks: Sequence[StepSketches], before: Sequence[StepSketches], is
     else:  # a rank without a gradient has left it to another one, as in ZeRO
         owners = np.where(are_final, np.arange(len(ranks))[:, None], are_final.argmax(0))
         finals = finals[owners, np.arange(finals.shape[1])]
-    columns |= {Contribution(number, -1, 1): values for number, values in enumerate(left)}
+    columns |= {GradientPart(number, -1, 1): values for number, values in enumerate(left)}
     if not all(np.isfinite(values).all() for values in (finals, *columns.values())):
         raise ValueError("a gradient is infinite or not a number.")
     are_stepped = are_final.any(0)
@@ -84,16 +84,16 @@ def solve_step(ranks: Sequence[StepSketches], before: Sequence[StepSketches], is
     return AuditedStep(batches, clips, problem.sources, problem.groups())
 
 
-def batches_of(ranks: Sequence[StepSketches], ago: int) -> dict[Contribution, MicroBatch]:
+def batches_of(ranks: Sequence[StepSketches], ago: int) -> dict[GradientPart, MicroBatch]:
     return {
-        Contribution(r, b, ago): batch for r, rank in enumerate(ranks) for b, batch in enumerate(rank.micro_batches)
+        GradientPart(r, b, ago): batch for r, rank in enumerate(ranks) for b, batch in enumerate(rank.micro_batches)
     }
 
 
 class Problem:
     """`columns` [parameters, 64] by source, and `finals` [observers, parameters, 64]; only of those stepped on."""
 
-    def __init__(self, columns: dict[Contribution, Any], finals: Any, are_stepped: Any):
+    def __init__(self, columns: dict[GradientPart, Any], finals: Any, are_stepped: Any):
         self.sources = tuple(source for source, column in columns.items() if source.ago == 0 or column.any())
         both = np.stack([*(columns[source] for source in self.sources), *finals])
         size = np.sqrt((both**2).sum(2)).max(0) * are_stepped

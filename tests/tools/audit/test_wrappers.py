@@ -25,6 +25,7 @@ RIGHT = {
     "float16 on the wire": (2, wrappers.hooked, "fp16", 1 / 2),
     "closure": (2, wrappers.closure, None, 1 / 2),
     "two optimizers": (2, wrappers.two_optimizers, None, 1 / 2),
+    "optimizers in turn": (2, wrappers.in_turn, None, 1 / 2),
     "a hook of the script's own": (2, wrappers.own_hook, None, 1 / 2),
     "by hand, with weights": (2, wrappers.by_hand, None, 1.0),
     "unused layers": (2, wrappers.unused_layers, None, 1 / 2),

@@ -144,6 +144,19 @@ def two_optimizers(rank: int) -> Any:
     return found(rank, audit)
 
 
+def in_turn(rank: int) -> Any:
+    """One of two optimizers steps after each backward; nothing is said of the other's parameters."""
+    model = small()
+    ddp = TorchDDP(model)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2:])]
+    with minddp.audit(model, warm_up=2) as audit:
+        for number, (x, y) in enumerate(batches(rank, 6)):
+            ddp.zero_grad()
+            cross_entropy(ddp(x), y).backward()
+            optimizers[number % 2].step()
+    return found(rank, audit)
+
+
 def own_hook(rank: int) -> Any:
     """A script that averages in a hook of its own, which it has registered before."""
     model = small()
