@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -36,7 +35,6 @@ class Audit:
             `before_update()` before it does.
         weights: called in each backward, returns the weight that it should have, such as its number of tokens; by
             default the number of elements that the loss reduces.
-        title: of the page.
         limit_s: how long rank 0 waits for the sketches of the others.
         then: called with the report on rank 0.
 
@@ -52,25 +50,25 @@ class Audit:
         steps: int = 3,
         warm_up: int = 0,
         weights: Callable[[], float] = lambda: 0.0,
-        title: str = "audit",
         limit_s: float = 60.0,
         then: Callable[[Report], None] = lambda report: None,
     ):
         if model is None and optimizer is None and warm_up == 0:
             raise ValueError("Pass the model or the optimizer, or a warm_up in which they are looked for.")
-        self._model, self._weights, self._title, self._then = model, weights, title, then
+        self._model, self._weights, self._then = model, weights, then
         self._num_steps, self._warm_up, self._limit_s = steps, warm_up, limit_s
         self._optimizers = [] if optimizer is None else [optimizer]
+        self._hooks: list[Any] = []
         self._num_seen = 0  # steps of the first optimizer
         self._recorder: GradientRecorder | None = None
         self._messages: Messages | None = None
         self._report: Report | None = None
 
     def __enter__(self) -> Audit:
-        before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
-        self._hooks = [before(self._before_step), after(self._after_warm_up)]
         if self._warm_up == 0:
             self._begin()
+        else:
+            self._hooks.append(register_optimizer_step_post_hook(self._after_step))
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -79,7 +77,7 @@ class Audit:
         recorder, self._recorder = self._recorder, None
         steps = [] if recorder is None else recorder.stop()
         if recorder is not None and steps and error is None and (ranks := self._gather(steps)) is not None:
-            self._report = report_of(ranks, recorder, self._title)
+            self._report = report_of(ranks, recorder)
             self._then(self._report)
 
     @property
@@ -98,50 +96,45 @@ class Audit:
         if self._recorder is not None:
             self._recorder.take()
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if self._recorder is not None:
-            return self._recorder.before_step(optimizer, args, kwargs)
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """In the warm-up. Not before the step, which may call a closure."""
         self._optimizers += [optimizer] if optimizer not in self._optimizers else []
-        return None
-
-    def _after_warm_up(self, optimizer: Optimizer, *_: Any) -> None:
-        """Not before the step, which may call a closure."""
         self._num_seen += optimizer is self._optimizers[0]
         if self._recorder is None and self._num_seen == self._warm_up:
             self._begin()
 
     def _begin(self) -> None:
         params = audited_params(self._model or model_of(self._optimizers), self._optimizers)
-        self._recorder = GradientRecorder(params, self._weights, self._after_step)
+        self._recorder = GradientRecorder(params, self._weights, self._end_after)
+        self._hooks.append(register_optimizer_step_pre_hook(self._recorder.before_step))
         if dist.is_available() and dist.is_initialized():
             store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
             self._messages = Messages.open(store, "minddp/tools/audit", rank, dist.get_world_size())
 
-    def _after_step(self) -> None:
-        if self._recorder is not None and len(self._recorder.steps) == self._num_steps:
+    def _end_after(self, num_steps: int) -> None:
+        if num_steps == self._num_steps:
             self.__exit__(None, None, None)
 
     def _gather(self, steps: list[StepSketches]) -> list[list[StepSketches]] | None:
         """All ranks' steps, on rank 0."""
         if (messages := self._messages) is None:
             return [steps]
+        data = pickle.dumps(steps)
+        pieces = [data[begin : begin + PIECE] for begin in range(0, len(data), PIECE)]
+        for number, piece in enumerate(pieces):
+            messages.post(piece, "piece", number)
+        messages.post(len(pieces), "pieces")
         if messages.rank > 0:
-            data = pickle.dumps(steps)
-            pieces = [data[begin : begin + PIECE] for begin in range(0, len(data), PIECE)]
-            for number, piece in enumerate(pieces):
-                messages.post(piece, "piece", number)
-            messages.post(len(pieces), "pieces")
             return None
-        others = range(1, messages.world_size)
-        pieces_of = messages.gather("pieces", limit_s=self._limit_s, ranks=others)
-        if absent := [rank for rank in others if rank not in pieces_of]:
+        counts = messages.gather("pieces", limit_s=self._limit_s)
+        if absent := [rank for rank in range(messages.world_size) if rank not in counts]:
             _log.warning("No audit: %s sent nothing within %g s.", wording.ranks(absent), self._limit_s)
             return None
-        datas = [b"".join(messages.take(r, "piece", i) for i in range(pieces_of[r])) for r in others]
-        return [steps, *map(pickle.loads, datas)]
+        datas = [b"".join(messages.take(rank, "piece", i) for i in range(counts[rank])) for rank in sorted(counts)]
+        return list(map(pickle.loads, datas))
 
 
-def report_of(ranks: Sequence[Sequence[StepSketches]], recorder: GradientRecorder, title: str) -> Report:
+def report_of(ranks: Sequence[Sequence[StepSketches]], recorder: GradientRecorder) -> Report:
     solved, notes, before = [], [], ()
     is_sharded = any(one.param is not one.arrives_in for one in recorder.params)
     for number, step in enumerate(zip(*ranks, strict=False), 1):
@@ -150,7 +143,7 @@ def report_of(ranks: Sequence[Sequence[StepSketches]], recorder: GradientRecorde
         except ValueError as error:
             notes.append(f"Step {number} of the audit is left out: {error}")
         before = step
-    return Report(title, [one.name for one in recorder.params], solved, notes)
+    return Report([one.name for one in recorder.params], solved, notes)
 
 
 def model_of(optimizers: Sequence[Optimizer]) -> nn.Module | None:
@@ -173,8 +166,7 @@ def audit_process(setting: str) -> None:
         report.explain()
         report.save(Path(folder, "audit.html"))
 
-    title = os.path.basename(sys.argv[0])
-    audit = Audit(steps=int(last) - int(first), warm_up=max(1, int(first)), title=title, then=show).__enter__()
+    audit = Audit(steps=int(last) - int(first), warm_up=max(1, int(first)), then=show).__enter__()
 
     def finish() -> None:
         audit.__exit__(None, getattr(sys, "last_value", None), None)

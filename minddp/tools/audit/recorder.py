@@ -29,11 +29,10 @@ from minddp.tools.watchdog.rank_state import where_is_main_thread
 
 @dataclass
 class MicroBatch:
-    """A backward: the line of the script, the loss, the weight it should have, and sketches [parameters, 64]."""
+    """A backward: the line of the script, the loss, and sketches [parameters, 64]."""
 
     line: str
     loss: Loss
-    weight: float
     sketches: Any
 
 
@@ -84,20 +83,17 @@ def audited_params(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> 
 class GradientRecorder:
     """Records until `stop`; `steps` are over. `weight()` is a backward's weight, or 0: that of its elements."""
 
-    def __init__(self, params: Sequence[AuditedParam], weight: Callable[[], float], on_step: Callable[[], None]):
+    def __init__(self, params: Sequence[AuditedParam], weight: Callable[[], float], on_step: Callable[[int], None]):
         self.params = params
         self.steps: list[StepSketches] = []
         self._weight, self._on_step = weight, on_step
         self._places = {id(one.param): place for place, one in enumerate(params)}
         self._sketchers = [Sketcher(i, one.param.numel(), one.param.device) for i, one in enumerate(params)]
-        # The step under way, the parameters reached in it and in this backward, and the depth of nested backwards
-        self._step: StepSketches | None = None
-        self._reached: set[int] = set()
-        self._reached_now = False
-        self._depth = 0
+        self._step: StepSketches | None = None  # under way
+        self._depth = 0  # of nested backwards
         self._undo = ExitStack()
         for place, one in enumerate(params):
-            handle = one.arrives_in.register_hook(self._hook_of(place))
+            handle = one.arrives_in.register_hook(functools.partial(self._on_gradient, place))
             self._undo.callback(handle.remove)
             hooks: Any = one.arrives_in._backward_hooks
             for other in [key for key in hooks if key != handle.id]:  # after ours, since they may average
@@ -114,54 +110,47 @@ class GradientRecorder:
         """All whole steps, as arrays."""
         self._undo.close()
         self._close_step()
+        for step in self.steps:
+            step.micro_batches = [one for one in step.micro_batches if one.sketches.any()]
         for holder in [holder for step in self.steps for holder in (step, *step.micro_batches)]:
             vars(holder).update({k: v.cpu().numpy() for k, v in vars(holder).items() if isinstance(v, Tensor)})
         return self.steps
 
-    def _close_step(self) -> None:
-        if self._step is not None and self._step.are_final.any():
-            self.steps.append(self._step)
+    def _close_step(self) -> bool:
+        if self._step is None or not self._step.are_final.any():
+            return False
+        self.steps.append(self._step)
         self._step = None
+        return True
 
     def _backward(self, original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Behind `backward` and `autograd.grad`. A backward within one is a part of it."""
         if self._depth == 0:
-            self._begin(outputs[0], args[0][0] if args and args[0] else None)
+            self._begin(outputs[0])
         self._depth += 1
         try:
             return original(outputs, *args, **kwargs)
         finally:
             self._depth -= 1
-            if self._depth == 0 and self._step is not None and not self._reached_now:
-                self._step.micro_batches.pop()
 
-    def _begin(self, root: Any, gradient: Any) -> None:
-        if self._step is not None and self._step.are_final.any():
-            self._close_step()
-            self._on_step()
+    def _begin(self, root: Any) -> None:
+        if self._close_step():
+            self._on_step(len(self.steps))
         if self._step is None:
             self._step = StepSketches(self._zeros(), self._zeros(), np.zeros(len(self.params), bool))
-            self._reached.clear()
-        self._reached_now = False
-        batch = MicroBatch(where_is_main_thread(), read_loss(root, gradient), self._weight(), self._zeros())
-        self._step.micro_batches.append(batch)
+            for place, (_, param, _) in enumerate(self.params):
+                if param.grad is not None:
+                    self._step.left[place] = self._sketchers[place](param.grad)
+        loss = read_loss(root)
+        loss.elements = self._weight() or loss.elements
+        self._step.micro_batches.append(MicroBatch(where_is_main_thread(), loss, self._zeros()))
 
     def _zeros(self) -> Tensor:
         return torch.zeros(len(self.params), NUMBERS, dtype=torch.float64, device=self.params[0].param.device)
 
-    def _hook_of(self, place: int) -> Callable[[Tensor], None]:
-        param, sketch = self.params[place].param, self._sketchers[place]
-
-        def on_gradient(grad: Tensor | None) -> None:
-            if self._step is None or grad is None or not self._depth:
-                return
-            if place not in self._reached and param.grad is not None:
-                self._step.left[place] = sketch(param.grad)
-            self._reached.add(place)
-            self._reached_now = True
-            self._step.micro_batches[-1].sketches[place] += sketch(grad)
-
-        return on_gradient
+    def _on_gradient(self, place: int, grad: Tensor | None) -> None:
+        if self._step is not None and grad is not None and self._depth:
+            self._step.micro_batches[-1].sketches[place] += self._sketchers[place](grad)
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """The hook of optimizers; returns other arguments if there is a closure."""

@@ -2,7 +2,8 @@
 
 A step has a column for each backward of each rank, and one for what was left in each rank's `.grad`. If these
 explain too little, the columns of the step before are added. All parameters are solved together; if that does not
-explain some of them, each is solved for itself, and parameters with equal weights become groups.
+explain some of them, each is solved for itself: those that its weights explain, too, become a group, and those that
+nothing explains another one.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import numpy as np
 from minddp.tools.audit.recorder import Clip, MicroBatch, StepSketches
 from minddp.tools.audit.sketch import NUMBERS
 
-EXPLAINED = 0.005  # a residual below it, relative to `.grad`
+EXPLAINED = 0.01  # a residual below it, relative to `.grad`
 DEPENDENT = 1e-5  # singular values below it, relative to the largest, are rounding
-EQUAL = 1e-9  # 1 - the cosine of two equal gradients
+CLOSE = 0.02  # relative; weights are measured more exactly than that
 TINY = 1e-300
 
 
-class Contribution(NamedTuple):
+class GradientPart(NamedTuple):
     """A column: a backward of a rank, `ago` steps before; or what that step has left in `.grad`, with batch -1."""
 
     rank: int
@@ -30,36 +31,31 @@ class Contribution(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Parameters with the same weights [observers, sources], with the standard `errors` of these.
+    """Parameters with the same weights [observers, sources], NaN if a source gives nothing to these parameters.
 
     The `residual` is relative to `.grad`; `earlier` is the share of earlier steps. The weights of sources that are
-    `alike` depend on each other.
+    `alike` depend on each other, so far that they cannot be measured.
     """
 
     params: tuple[int, ...]
     weights: Any
-    errors: Any
     residual: float
     earlier: float
-    alike: tuple[Contribution, ...]
+    alike: tuple[GradientPart, ...]
 
 
 class AuditedStep(NamedTuple):
-    """A step of all ranks. `observers` are the ranks whose `.grad` was seen; -1 is that of all ranks, in shards.
+    """A step of all ranks, with the clips of each."""
 
-    `clips` has a list for each rank; `same` are micro-batches that equal one of another rank.
-    """
-
-    batches: dict[Contribution, MicroBatch]
+    batches: dict[GradientPart, MicroBatch]
     clips: list[list[Clip]]
-    observers: tuple[int, ...]
-    sources: tuple[Contribution, ...]
-    same: tuple[Contribution, ...]
+    sources: tuple[GradientPart, ...]
     groups: tuple[Group, ...]
 
 
 def solve_step(ranks: Sequence[StepSketches], before: Sequence[StepSketches], is_sharded: bool) -> AuditedStep:
-    """`ranks` has the step of each rank, `before` the step before if it was audited.
+    """`ranks` has the step of each rank, `before` the step before if it was audited. Observers are the ranks whose
+    `.grad` was seen, or a single one that has the shards of all ranks.
 
     Raises:
         ValueError: a gradient is infinite or not a number, or no optimizer has stepped on one.
@@ -67,111 +63,83 @@ def solve_step(ranks: Sequence[StepSketches], before: Sequence[StepSketches], is
     batches = batches_of(ranks, 0)
     columns = {source: batch.sketches for source, batch in batches.items()}
     finals, left = np.stack([rank.final for rank in ranks]), np.stack([rank.left for rank in ranks])
+    are_final = np.stack([rank.are_final for rank in ranks])
     if is_sharded:
         finals, left = finals.sum(0, keepdims=True), left.sum(0, keepdims=True)
     else:  # a rank without a gradient has left it to another one, as in ZeRO
-        are_final = np.stack([rank.are_final for rank in ranks])
         owners = np.where(are_final, np.arange(len(ranks))[:, None], are_final.argmax(0))
         finals = finals[owners, np.arange(finals.shape[1])]
-    columns |= {Contribution(number, -1, 1): values for number, values in enumerate(left)}
+    columns |= {GradientPart(number, -1, 1): values for number, values in enumerate(left)}
     if not all(np.isfinite(values).all() for values in (finals, *columns.values())):
         raise ValueError("a gradient is infinite or not a number.")
-    problem = Problem(columns, finals)
-    if not batches or not problem.params:
+    are_stepped = are_final.any(0)
+    if not any(batch.sketches[are_stepped].any() for batch in batches.values()):
         raise ValueError("no optimizer has stepped on a parameter with a gradient.")
-    if before and problem.residual > EXPLAINED:
+    problem = Problem(columns, finals, are_stepped)
+    if before and problem.largest_miss > EXPLAINED:
         older = {source: batch.sketches for source, batch in batches_of(before, 1).items()}
-        longer = Problem(columns | older, finals)
-        problem = longer if longer.residual < problem.residual / 2 else problem
-    observers = (-1,) if is_sharded else tuple(range(len(ranks)))
+        longer = Problem(columns | older, finals, are_stepped)
+        problem = longer if longer.largest_miss < problem.largest_miss / 2 else problem
     clips = [rank.clips for rank in ranks]
-    return AuditedStep(batches, clips, observers, problem.sources, problem.same(), problem.groups())
+    return AuditedStep(batches, clips, problem.sources, problem.groups())
 
 
-def batches_of(ranks: Sequence[StepSketches], ago: int) -> dict[Contribution, MicroBatch]:
+def batches_of(ranks: Sequence[StepSketches], ago: int) -> dict[GradientPart, MicroBatch]:
     return {
-        Contribution(r, b, ago): batch for r, rank in enumerate(ranks) for b, batch in enumerate(rank.micro_batches)
+        GradientPart(r, b, ago): batch for r, rank in enumerate(ranks) for b, batch in enumerate(rank.micro_batches)
     }
 
 
-class Fit(NamedTuple):
-    """Weights and errors [observers, sources], and the places of sources that depend on each other."""
-
-    weights: Any
-    errors: Any
-    alike: Any
-
-
 class Problem:
-    """`columns` [parameters, 64] by source, and `finals` [observers, parameters, 64]."""
+    """`columns` [parameters, 64] by source, and `finals` [observers, parameters, 64]; only of those stepped on."""
 
-    def __init__(self, columns: dict[Contribution, Any], finals: Any):
+    def __init__(self, columns: dict[GradientPart, Any], finals: Any, are_stepped: Any):
         self.sources = tuple(source for source, column in columns.items() if source.ago == 0 or column.any())
         both = np.stack([*(columns[source] for source in self.sources), *finals])
-        size = np.sqrt((both**2).sum(2)).max(0)
+        size = np.sqrt((both**2).sum(2)).max(0) * are_stepped
         self.params = np.flatnonzero(size).tolist()
         # [parameters, 64, sources], [parameters, 64, observers]: each parameter counts alike, whatever its size
         both = (both[:, self.params] / size[self.params][:, None]).transpose(1, 2, 0)
         self._columns, self._finals = both[..., : len(self.sources)], both[..., len(self.sources) :]
         self._all = list(range(len(self.params)))
-        self._whole, self._own = self._fit(self._all), [self._fit([place]) for place in self._all]
-        free = NUMBERS / max(1, NUMBERS - len(self.sources))
-        own = [self._misses([place], fit).max() for place, fit in enumerate(self._own)]
-        self._allowed = EXPLAINED + 2 * np.sqrt(free) * np.array(own)
-
-    @property
-    def residual(self) -> float:
-        return float(self._misses(self._all, self._whole).max(initial=0))
-
-    def same(self) -> tuple[Contribution, ...]:
-        flat = self._columns.reshape(-1, len(self.sources))
-        unit = flat / np.maximum(np.sqrt((flat**2).sum(0)), TINY)
-        ranks, ago = (np.array([source[i] for source in self.sources]) for i in (0, 2))
-        equal = (unit.T @ unit > 1 - EQUAL) & (ranks[:, None] != ranks) & (ago == 0) & (ago == 0)[:, None]
-        return tuple(self.sources[place] for place in np.flatnonzero(equal.any(0)))
+        self._whole = self._solve(self._all)
+        self.largest_miss = float(self._misses(self._whole, self._all).max(initial=0))
 
     def groups(self) -> tuple[Group, ...]:
         """The largest first; one group, if all parameters have the same weights."""
+        if self.largest_miss <= EXPLAINED:
+            return (self._whole,)
         left, groups = self._all, []
-        for fit in [self._whole, *(fit for fit in self._own if not len(fit.alike))]:
-            like = self._explained(left, fit)
-            like = self._explained(left, self._fit(like)) if like else like  # by the weights of all that are alike
-            if like and (fit is not self._whole or like == left):
-                groups.append(self._group(like))
-                left = [place for place in left if place not in like]
-        groups += [self._group(left)] if left else []
+        for place in self._all if len(self.sources) < NUMBERS else ():  # else each is explained by itself
+            own = self._solve([place])
+            if place in left and own.residual <= EXPLAINED and not own.alike:
+                misses = self._misses(own, left).max(1)
+                groups.append(self._solve([it for it, miss in zip(left, misses, strict=True) if miss <= EXPLAINED]))
+                left = [it for it, miss in zip(left, misses, strict=True) if miss > EXPLAINED]
+        groups += [self._solve(left)] if left else []
         return tuple(sorted(groups, key=lambda group: -len(group.params)))
 
-    def _fit(self, places: Sequence[int]) -> Fit:
+    def _misses(self, group: Group, places: Sequence[int]) -> Any:
+        """[parameters, observers], relative to `.grad`, or to the columns where that is zero."""
+        finals, found = self._finals[places], self._columns[places] @ np.nan_to_num(group.weights).T
+        size = np.sqrt((finals**2).sum(1))
+        return np.sqrt(((finals - found) ** 2).sum(1)) / np.where(size > 1e-6, size, 1.0)
+
+    def _solve(self, places: Sequence[int]) -> Group:
         rows = self._columns[places].reshape(-1, len(self.sources))
         finals = self._finals[places].reshape(len(rows), -1)
         sizes = np.sqrt((rows**2).sum(0))
         u, values, v = np.linalg.svd(rows / np.maximum(sizes, TINY), full_matrices=False)
         keep = values > DEPENDENT * values.max(initial=0)
         inverse = (v[keep].T / values[keep]) @ u[:, keep].T / np.where(sizes, sizes, 1.0)[:, None]
-        spread = ((finals - rows @ inverse @ finals) ** 2).sum(0) / max(1, len(rows) - len(sizes))
-        errors = np.sqrt((inverse**2).sum(1)[:, None] * spread)
+        weights = (inverse @ finals).T
+        spread = ((finals - rows @ weights.T) ** 2).sum(0) / max(1, len(rows) - len(sizes))
+        errors = np.sqrt(spread[:, None] * (inverse**2).sum(1))
         seen = (v[keep] ** 2).sum(0)  # of each source: how much of it is in directions that can be seen
-        errors[sizes == 0] = np.inf  # it gives nothing to these parameters
-        return Fit((inverse @ finals).T, errors.T, np.flatnonzero((seen < 0.999) & (sizes > 0)))
-
-    def _misses(self, places: Sequence[int], fit: Fit) -> Any:
-        """[parameters, observers], relative to `.grad`, or to the columns where that is zero."""
-        finals, found = self._finals[places], self._columns[places] @ fit.weights.T
-        size = np.sqrt((finals**2).sum(1))
-        return np.sqrt(((finals - found) ** 2).sum(1)) / np.where(size > 1e-6, size, 1.0)
-
-    def _explained(self, places: Sequence[int], fit: Fit) -> list[int]:
-        """Those for which these weights are hardly worse than their own."""
-        misses = self._misses(places, fit).max(1, initial=0)
-        return [place for place, miss in zip(places, misses, strict=True) if miss <= self._allowed[place]]
-
-    def _group(self, places: Sequence[int]) -> Group:
-        fit, is_old = self._fit(places), np.array([source.ago > 0 for source in self.sources])
-        old, new = (
-            np.sqrt(((self._columns[places][..., part] @ fit.weights.T[part]) ** 2).sum((0, 1))).max()
-            for part in (is_old, ~is_old)
-        )
-        params, alike = tuple(self.params[i] for i in places), tuple(self.sources[i] for i in fit.alike)
-        residual = np.sqrt((self._misses(places, fit) ** 2).mean(0)).max()
-        return Group(params, fit.weights, fit.errors, float(residual), float(old / max(old + new, TINY)), alike)
+        is_alike = ((seen < 0.999) | (5 * errors > CLOSE * np.abs(weights).max(initial=0)).any(0)) & (sizes > 0)
+        alike = tuple(self.sources[place] for place in np.flatnonzero(is_alike))
+        is_old = np.array([source.ago > 0 for source in self.sources])
+        old, new = (np.linalg.norm(rows[:, part] @ weights[:, part].T, axis=0).max() for part in (is_old, ~is_old))
+        weights[:, sizes == 0] = np.nan
+        group = Group(tuple(self.params[i] for i in places), weights, 0.0, old / max(old + new, TINY), alike)
+        return group._replace(residual=float(np.sqrt((self._misses(group, places) ** 2).mean(0)).max()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import minddp
-from minddp.tools.audit.loss import read_loss
+from minddp.tools.audit.loss import Loss, read_loss
+from minddp.tools.audit.report import Report
 from minddp.tools.audit.sketch import Sketcher
 from reference import oracle
 from tests.ranks import of_all_ranks, on_ranks
@@ -43,29 +45,23 @@ def test_a_sparse_gradient_has_the_sketch_of_the_dense_one() -> None:
     assert torch.allclose(sketch(dense.to_sparse()), sketch(dense))
 
 
-def test_shards_add_up_to_the_whole() -> None:
-    """Rows that begin anywhere in the sketch's rows."""
-    whole = torch.randn(37, 100)
-    sketch = Sketcher(1, whole.numel(), CPU)
-    total = 0
-    for begin, shard in zip((0, 11, 30), whole.split([11, 19, 7]), strict=True):
-        sums = torch.zeros(1024, dtype=torch.float64)
-        sketch._add(sums, 100 * begin, shard.reshape(-1))
-        total = total + (sums * sketch._columns).view(-1, 64).sum(0)
-    assert torch.allclose(total, sketch(whole))
-
-
 def test_the_factor_of_a_loss_and_its_elements() -> None:
     x = torch.randn(4, 5, requires_grad=True)
     y = torch.tensor([0, -100, 2, 3])
     loss = read_loss(0.5 * cross_entropy(x, y) / 4)
-    assert (loss.factor, loss.whole_factor, loss.reduction, loss.elements) == (0.125, 0.25, "mean", 3)
+    assert loss == Loss(factor=0.125, whole_factor=0.25, elements=3, is_mean=True)
     loss = read_loss(cross_entropy(x, y, reduction="sum") * 2 / torch.tensor(12))
-    assert (loss.factor, loss.reduction, loss.elements) == (pytest.approx(1 / 6), "sum", 3)
+    assert (loss.factor, loss.elements, loss.is_mean) == (pytest.approx(3 / 6), 3, False)
     loss = read_loss(cross_entropy(x, y, reduction="none").sum() / 3)
-    assert (loss.factor, loss.reduction, loss.elements) == (pytest.approx(1 / 3), "sum", 3)
+    assert (loss.factor, loss.elements, loss.is_mean) == (pytest.approx(4 / 3), 4, False)
     loss = read_loss((x.square().mean() + 0.1 * x.sum()) * 2.0**10)
-    assert (loss.factor, loss.reduction, loss.elements) == (1024.0, "mean", 20)
+    assert (loss.factor, loss.elements, loss.is_mean) == (1024.0, 20, True)
+
+
+def test_the_page_says_it_too(tmp_path: Path) -> None:
+    Report(["a"], [], ["Step 1 <is> left out."]).save(path := tmp_path / "new" / "audit.html")
+    assert "No step could be audited." in path.read_text()
+    assert "Step 1 &lt;is&gt; left out." in path.read_text()
 
 
 @on_ranks(2)

@@ -25,6 +25,7 @@ RIGHT = {
     "float16 on the wire": (2, wrappers.hooked, "fp16", 1 / 2),
     "closure": (2, wrappers.closure, None, 1 / 2),
     "two optimizers": (2, wrappers.two_optimizers, None, 1 / 2),
+    "optimizers in turn": (2, wrappers.in_turn, None, 1 / 2),
     "a hook of the script's own": (2, wrappers.own_hook, None, 1 / 2),
     "by hand, with weights": (2, wrappers.by_hand, None, 1.0),
     "unused layers": (2, wrappers.unused_layers, None, 1 / 2),
@@ -50,7 +51,7 @@ def test_fsdp_with_unequal_tokens(ranks: Callable[[int], RankPool]) -> None:
     """Means of 4 tokens on rank 0 and of 8 on rank 1."""
     verdict, weights = ranks(2).run(wrappers.fsdp_of_means)[0]
     assert verdict.is_fault
-    assert verdict.text.startswith("Each token of rank 0 counts 2 times as much as one of rank 1 in the gradient")
+    assert verdict.text.startswith("Each element of rank 0 counts 2 times as much as one of rank 1 in the gradient")
     assert weights == [pytest.approx([0.5, 0.5], rel=1e-3)]
 
 
@@ -69,7 +70,7 @@ def test_there_must_be_something_to_audit() -> None:
 
 FRAMEWORKS = {
     "trainer": ("transformers", "Right: each counts by its number of elements"),
-    "trainer apart": ("transformers", "Each token of rank 1 counts 2.7 times as much as one of rank 0"),
+    "trainer apart": ("transformers", "Each element of rank 1 counts 2.7 times as much as one of rank 0"),
     "lightning": ("pytorch_lightning", "after averaging on all ranks alike: clipping"),
     "accelerated": ("accelerate", "Right: each counts 1/4"),
 }

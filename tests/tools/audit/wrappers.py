@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from minddp.tools.audit.verdict import Verdict
+from minddp.tools.audit.report import Verdict
 
 
 def batches(rank: int, count: int, size: int = 6, width: int = 12) -> Any:
@@ -141,6 +141,19 @@ def two_optimizers(rank: int) -> Any:
             cross_entropy(ddp(x), y).backward()
             for optimizer in optimizers:
                 optimizer.step()
+    return found(rank, audit)
+
+
+def in_turn(rank: int) -> Any:
+    """One of two optimizers steps after each backward; nothing is said of the other's parameters."""
+    model = small()
+    ddp = TorchDDP(model)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2:])]
+    with minddp.audit(model, warm_up=2) as audit:
+        for number, (x, y) in enumerate(batches(rank, 6)):
+            ddp.zero_grad()
+            cross_entropy(ddp(x), y).backward()
+            optimizers[number % 2].step()
     return found(rank, audit)
 
 
