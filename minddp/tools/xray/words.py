@@ -130,9 +130,8 @@ def model_sentences(analysis: Analysis) -> list[str]:
     parts = [f"{1e3 * wire.latency_s:.2g} ms"] if wire.latency_s > 1e-6 else []
     parts += [f"its bytes at {size(wire.bytes_per_s)} a second"] if wire.bytes_per_s < NO_LIMIT else []
     said = (
-        f"The model: a message takes {' + '.join(parts)}, fitted to {count(analysis.costs.messages, 'message')}; "
-        f"ranks compute as recorded. It predicts {ms(predicted_ns)} for the typical step, which took "
-        f"{ms(recorded_ns)}."
+        f"The model: a message takes {' + '.join(parts)}; ranks compute as recorded. "
+        f"It predicts {ms(predicted_ns)} for the typical step, which took {ms(recorded_ns)}."
     )
     if abs(predicted_ns / recorded_ns - 1) < NOTABLE_MISS:
         return [said]

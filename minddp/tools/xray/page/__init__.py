@@ -39,7 +39,6 @@ def render(analysis: Analysis) -> str:
         analysis=analysis,
         step=step,
         css=Markup(_text("page.css")),  # part of minddp
-        others=[change for change in analysis.what_ifs if change not in analysis.advice],
         rows=list(words.rows_of(step, step.ranks)),
     )
 
