@@ -11,9 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-import torch
-
-from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import BucketCaps
 from minddp.platform import wording
 from minddp.tools.forecast.link import FREE, Link
@@ -58,7 +55,7 @@ def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
     Raises:
         ValueError: the recording does not show the costs, or --hosts or --rate do not fit.
     """
-    job, inside = recorded(options.recording)
+    job, inside = job_of_recording(load(options.recording).analysis)
     hosts = options.hosts * len(options.ranks) if len(options.hosts) == 1 else options.hosts
     if len(hosts) != len(options.ranks):
         raise ValueError(f"--hosts has {len(hosts)} numbers, --ranks {len(options.ranks)}: give one, or as many.")
@@ -76,26 +73,6 @@ def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
         step_s = changed.step_s(link)
         times = (f"{1e3 * seconds:.2f}" for seconds in (job.alone_s, step_s, changed.exposed_s(link)))
         yield [str(ranks), str(on_hosts), str(len(changed.plan.buckets)), *times, f"{job.alone_s / step_s:.1%}"]
-
-
-# ---------------------------------------------------------------------- measured jobs
-
-
-def job_of(gradients: Sequence[tuple[int, float]], alone_s: float, backward_s: float) -> Job:
-    """A job of fp32 gradients, each with its bytes and seconds since backward began, with DDP's default buckets."""
-    specs = [ParamSpec("", nbytes // 4, torch.float32, torch.device("cpu")) for nbytes, _ in gradients]
-    together = plan_from_groups(specs, [range(len(specs))], "together")
-    job = Job(alone_s, backward_s, dict(enumerate(at_s for _, at_s in gradients)), together)
-    return job.with_caps(BucketCaps.from_mib(None, None).after_rebuild())
-
-
-def recorded(path: Path) -> tuple[Job, Link]:
-    """`job_of_recording` of a file.
-
-    Raises:
-        ValueError: see there.
-    """
-    return job_of_recording(load(path).analysis)
 
 
 def job_of_recording(analysis: Analysis) -> tuple[Job, Link]:

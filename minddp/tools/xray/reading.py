@@ -161,8 +161,6 @@ def _histories(
             index=index,
             nbytes=bucket.nbytes,
             last_param=last,
-            filled_ns=None if last is None else when[EventKind.PARAM_READY, last],
-            ready_ns=when.get((EventKind.BUCKET_READY, index)),
             launched_ns=when.get((EventKind.BUCKET_LAUNCHED, index)),
             launch_end_ns=when.get((EventKind.LAUNCH_END, index)),
             completed_ns=when.get((EventKind.BUCKET_COMPLETED, index), waited_ns),

@@ -68,16 +68,14 @@ class Span:
 class BucketHistory:
     """One bucket in one step on one rank. A time is `None` if the event did not happen.
 
-    Its last gradient, that of `last_param`, arrived at `filled_ns`. At `ready_ns` all gradients are packed.
-    The launch takes the thread that trains until `launch_end_ns`. The rank is blocked for `awaited_ns` until this
-    bucket arrives. Where its completion was not seen, it counts as complete when its wait is over.
+    Its last gradient is that of `last_param`. The launch takes the thread that trains until `launch_end_ns`. The
+    rank is blocked for `awaited_ns` until this bucket arrives. Where its completion was not seen, it counts as
+    complete when its wait is over.
     """
 
     index: int
     nbytes: int
     last_param: int | None
-    filled_ns: int | None
-    ready_ns: int | None
     launched_ns: int | None
     launch_end_ns: int | None
     completed_ns: int | None

@@ -112,13 +112,10 @@ def advice_sentences(analysis: Analysis) -> list[str]:
 
 def change_sentence(analysis: Analysis, change: WhatIf) -> str:
     """How much shorter a step is by a change, and whether that is more than the noise."""
-    share = change.gain_ns / analysis.typical.length_ns
-    gain = "the same"
-    if abs(share) >= 0.005:
-        noise = "" if abs(change.gain_ns) >= analysis.noise_ns else ", within the noise"
-        gain = f"{ms(abs(change.gain_ns))} ({percent(abs(share))}) {'shorter' if share > 0 else 'longer'}{noise}"
+    share = percent(change.gain_ns / analysis.typical.length_ns)
+    noise = "" if change.gain_ns >= analysis.noise_ns else ", within the noise"
     code = f" `{change.code}`" if change.code else ""
-    return f"{change.title[:1].upper()}{change.title[1:]}: {gain}.{code}"
+    return f"{change.title[:1].upper()}{change.title[1:]}: {ms(change.gain_ns)} ({share}) shorter{noise}.{code}"
 
 
 def model_sentences(analysis: Analysis) -> list[str]:
@@ -153,8 +150,8 @@ def facts(recording: Recording) -> str:
     """Sentences about the recording itself."""
     hosts = sorted({rank.host for rank in recording.ranks})
     sentences = [f"Recorded on {listed_ranks([rank.rank for rank in recording.ranks])} ({', '.join(hosts)})."]
-    if recording.clock_error_ns:
-        sentences.append(f"The ranks' clocks agree within {ms(recording.clock_error_ns)}.")
+    if error_ns := max(rank.clock_error_ns for rank in recording.ranks):
+        sentences.append(f"The ranks' clocks agree within {ms(error_ns)}.")
     if any(rank.is_full for rank in recording.ranks):
         sentences.append(f"Only the latest {len(recording.ranks[0].events):,} events of a rank are kept.")
     if not any(event.kind is EventKind.OPTIMIZER_END for rank in recording.ranks for event in rank.events):
