@@ -72,11 +72,6 @@ class Analysis:
         return round(high - low)
 
     @cached_property
-    def alike(self) -> list[RecordedStep]:
-        """The steps that have the ranks of the typical one."""
-        return [step for step in self.steps if len(step.ranks) == len(self.typical.ranks)]
-
-    @cached_property
     def costs(self) -> Costs | None:
         """The costs of messages; None if none was seen to complete, so that nothing can be predicted."""
         return costs_of(self.steps, self.typical)
@@ -110,10 +105,10 @@ def what_ifs(recording: Recording, step: RecordedStep, costs: Costs) -> Iterator
     def times_as_fast(factor: float) -> Costs:
         return replace(costs, wire=replace(costs.wire, bytes_per_s=factor * costs.wire.bytes_per_s))
 
-    if step.late_rank is not None:
+    if len(step.ranks) > 1:
         others = replace(step, ranks=tuple(rank for rank in step.ranks if rank is not step.last))
         gain_ns = as_it_is_ns - backward_end_ns(others, costs)
-        yield WhatIf(f"rank {step.late_rank} as quick as the others", "", gain_ns)
+        yield WhatIf(f"rank {step.last.rank} as quick as the others", "", gain_ns)
     yield change(f"a wire {FASTER} times as fast", then=times_as_fast(FASTER))
     if not recording.has_plan:
         return

@@ -19,6 +19,7 @@ from minddp.tools.forecast.ring import all_reduce, hop_of
 from minddp.tools.forecast.step_model import Job
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.result import load
+from minddp.tools.xray.timeline import Activity
 
 GBIT = 1e9 / 8
 COLUMNS = ["ranks", "hosts", "buckets", "ideal ms", "predicted ms", "exposed", "efficiency"]
@@ -83,8 +84,10 @@ def job_of_recording(analysis: Analysis) -> tuple[Job, Link]:
     """
     if analysis.costs is None:
         raise ValueError("The recording has no step in which a message was seen to complete.")
-    ranks = [rank for step in analysis.alike for rank in step.ranks]
-    alone_s = median(sum(span.length_ns for span in rank.busy) for rank in ranks) / 1e9
+    alike = [step for step in analysis.steps if len(step.ranks) == len(analysis.typical.ranks)]
+    ranks = [rank for step in alike for rank in step.ranks]
+    waits = (Activity.EXPOSED, Activity.COPY_BACK, Activity.BUFFERS)
+    alone_s = median(rank.length_ns - sum(rank.parts_ns[activity] for activity in waits) for rank in ranks) / 1e9
     backward_s = median(rank.backward.length_ns for rank in ranks) / 1e9
     ready_s = {
         param: median(

@@ -162,7 +162,6 @@ def _histories(
             nbytes=bucket.nbytes,
             last_param=last,
             launched_ns=when.get((EventKind.BUCKET_LAUNCHED, index)),
-            launch_end_ns=when.get((EventKind.LAUNCH_END, index)),
             completed_ns=when.get((EventKind.BUCKET_COMPLETED, index), waited_ns),
             waited_ns=waited_ns,
             unpacked_ns=when.get((EventKind.BUCKET_UNPACKED, index)),

@@ -25,8 +25,6 @@ from typing import NamedTuple
 
 from minddp.core.plan import BucketPlan, BucketSpec
 
-NEGLIGIBLE = 0.01  # of a step: shorter waits are not mentioned
-
 
 class Interval(NamedTuple):
     begin_ns: int
@@ -68,16 +66,14 @@ class Span:
 class BucketHistory:
     """One bucket in one step on one rank. A time is `None` if the event did not happen.
 
-    Its last gradient is that of `last_param`. The launch takes the thread that trains until `launch_end_ns`. The
-    rank is blocked for `awaited_ns` until this bucket arrives. Where its completion was not seen, it counts as
-    complete when its wait is over.
+    Its last gradient is that of `last_param`. The rank is blocked for `awaited_ns` until this bucket arrives. Where
+    its completion was not seen, it counts as complete when its wait is over.
     """
 
     index: int
     nbytes: int
     last_param: int | None
     launched_ns: int | None
-    launch_end_ns: int | None
     completed_ns: int | None
     waited_ns: int | None
     unpacked_ns: int | None
@@ -134,12 +130,6 @@ class RankStep:
         begins_ns = [span.begin_ns for span in self.spans if span.activity is Activity.BACKWARD]
         return Interval(max(begins_ns, default=self.gradients_complete_ns), self.gradients_complete_ns)
 
-    @property
-    def busy(self) -> list[Span]:
-        """The spans in which the rank neither waits for other ranks nor copies averages."""
-        waits = (Activity.EXPOSED, Activity.COPY_BACK, Activity.BUFFERS)
-        return [span for span in self.spans if span.activity not in waits]
-
     def last_ready_ns(self, bucket: BucketSpec) -> int:
         """When the last gradient of a bucket, which may be of another plan, arrived; without one the end."""
         times_ns = [self.ready_ns[slot.param] for slot in bucket.slots if slot.param in self.ready_ns]
@@ -187,17 +177,6 @@ class RecordedStep:
     def waits_for_last_ns(self, rank: RankStep) -> int:
         """How long a rank waits for the rank that ends backward last, rather than for communication."""
         return max(0, rank.parts_ns[Activity.EXPOSED] - self.last.parts_ns[Activity.EXPOSED])
-
-    @property
-    def waits_longest(self) -> RankStep:
-        """The rank that waits longest for the rank that ends backward last."""
-        return max(self.ranks, key=self.waits_for_last_ns)
-
-    @property
-    def late_rank(self) -> int | None:
-        """The rank for which another one waits, unless that wait is negligible."""
-        waits_ns = self.waits_for_last_ns(self.waits_longest)
-        return self.last.rank if waits_ns >= NEGLIGIBLE * self.length_ns else None
 
     def last_join(self, bucket: int) -> tuple[int, int] | None:
         """When the last rank joined, and which rank; None unless all ranks were recorded."""

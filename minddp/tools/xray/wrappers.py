@@ -97,7 +97,9 @@ class Wrappers:
 
     def _end(self, xray: XRay, error: BaseException | None = None) -> None:
         state, self._state = self._state, "over"
-        problem = "were never reached" if state == "before" else ""
+        if state == "before":
+            steps = f"{self._range.start}:{self._range.stop}"
+            _log.warning("Steps %s were never reached, so there is no x-ray.", steps)
         if state == "open":
             try:
                 xray.stop(error)
@@ -105,8 +107,5 @@ class Wrappers:
                     for path in self._files:
                         xray.save(path)
                     self._then(xray)
-            except NoStep:
-                problem = "saw no synchronised backward"
-        if problem:
-            steps = f"{self._range.start}:{self._range.stop}"
-            _log.warning("Steps %s %s, so there is no x-ray.", steps, problem)
+            except NoStep as problem:
+                _log.warning("%s", problem)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minddp.core.plan import BucketPlan, plan_from_groups
-from minddp.tools.forecast.link import FREE, Link
+from minddp.tools.forecast.link import Link
 from minddp.tools.xray.model import Costs, costs_of, predicted_ns
 from minddp.tools.xray.reading import steps_of
 from minddp.tools.xray.timeline import Interval, RecordedStep
@@ -152,20 +152,6 @@ def test_copying_back_overlaps_with_what_is_still_on_the_wire() -> None:
     (step,) = made([Rank(copy_ms=0.5)], layout([[1], [1], [1], [1]]))
     costs = replace(COSTS, copy=Link(0.5e-3, float("inf")))
     assert predicted_ns(step, costs) == pytest.approx(step.length_ns, abs=100)
-
-
-def test_more_buckets_take_time_of_backward() -> None:
-    plan = layout([[1] * 4])
-    (step,) = made([Rank(copy_ms=0)], plan)
-    (rank,) = step.ranks
-    (bucket,) = rank.buckets
-    assert bucket.launched_ns is not None
-    bucket = replace(bucket, launch_end_ns=bucket.launched_ns + MS)
-    costs = fitted([replace(step, ranks=(replace(rank, buckets=(bucket,)),))])
-    assert costs is not None
-    costs = replace(costs, wire=FREE)
-    more_ns = predicted_ns(step, costs, regrouped(plan, [1, 1, 1, 1])) - predicted_ns(step, costs)
-    assert more_ns == pytest.approx(3 * MS, abs=100)
 
 
 def test_a_bucket_none_of_which_came_leaves_when_backward_ends() -> None:

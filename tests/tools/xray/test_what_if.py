@@ -57,7 +57,7 @@ def test_a_quicker_rank_gains_no_more_than_the_wire_allows() -> None:
 
 def test_no_rank_is_late_where_all_are_equally_slow() -> None:
     made = analysis([Rank(forward_ms=40)] * 3)
-    assert not [change for change in made.what_ifs if "as quick" in change.title]
+    assert not [change for change in made.advice if "as quick" in change.title]
 
 
 def test_a_slow_wire_is_what_the_last_rank_waits_for() -> None:

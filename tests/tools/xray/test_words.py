@@ -70,7 +70,7 @@ def test_in_shared_memory_a_bucket_waits_until_all_ranks_wait() -> None:
     passage = step.passage(0, late)
     assert passage is not None
     assert passage.waits_for_ranks.end_ns == late.gradients_complete_ns
-    assert "rank 1 begins to wait last" in words.history(step, late, late.buckets[0])
+    assert "rank 1 joins last" in words.history(step, late, late.buckets[0])
 
 
 def test_the_model_comes_with_its_error() -> None:
