@@ -31,7 +31,7 @@ from benchmarks.race import Raced, race_workload
 from benchmarks.workloads import Step, WorkloadName, workload
 from minddp import DistributedDataParallel
 from minddp.core.plan import BucketPlan
-from minddp.tools.forecast import Tuning
+from minddp.tools.forecast.auto_buckets import Tuning
 from minddp.tools.forecast.step_model import predicted_s
 
 FAMILIES = {

@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from minddp.core.plan import plan_from_groups
+from minddp.core.plan import ParamSpec, plan_from_groups
+from minddp.options import BucketCaps
 from minddp.tools.forecast.link import Link
 from minddp.tools.forecast.ring import all_reduce
 from minddp.tools.forecast.step_model import Job
-from minddp.tools.xray.forecast_command import GBIT, job_of
+from minddp.tools.xray.forecast_command import GBIT
 
 PAGE = Path(__file__).parent / "forecast.md"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -78,6 +80,14 @@ def trained(layers: Sequence[Layer], batch: int, per_s: float) -> Job:
         done += work
         gradients.append((round(4e6 * millions), BACKWARD * step_s * done / total))
     return job_of(gradients, step_s, BACKWARD * step_s)
+
+
+def job_of(gradients: Sequence[tuple[int, float]], alone_s: float, backward_s: float) -> Job:
+    """A job of fp32 gradients, each with its bytes and seconds since backward began, with DDP's default buckets."""
+    specs = [ParamSpec("", nbytes // 4, torch.float32, torch.device("cpu")) for nbytes, _ in gradients]
+    together = plan_from_groups(specs, [range(len(specs))], "together")
+    job = Job(alone_s, backward_s, dict(enumerate(at_s for _, at_s in gradients)), together)
+    return job.with_caps(BucketCaps.from_mib(None, None).after_rebuild())
 
 
 def fused(job: Job, link: Link) -> Job:

@@ -5,7 +5,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from minddp.tools.xray import Recording, Result, XRay, load
+from minddp.tools.xray.recording import Recording
+from minddp.tools.xray.result import Result, load
+from minddp.tools.xray.xray import XRay
 
 __all__ = ["Recording", "Result", "XRay", "load"]
 

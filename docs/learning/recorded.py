@@ -222,7 +222,7 @@ def figures(name: str) -> str:
         f"A step takes {words.ms(length_ns(step))}",
         f"backward {words.ms(spent_ns(step, Activity.BACKWARD))}",
         f"exposed communication {words.ms(exposed_ns(step))}",
-        f"{words.percent(hidden(step))} of the communication is hidden",
+        f"{hidden(step):.0%} of the communication is hidden",
     ]
     if name == "naive":
         large, small = map(words.ms, times_on_the_wire(step))
@@ -261,5 +261,5 @@ def table() -> str:
     for name, step in steps().items():
         columns = [spent_ns(step, *activities) for activities in (*shown.values(), rest)]
         cells = "".join(f"{ns / 1e6:13.1f}" for ns in (*columns, length_ns(step)))
-        rows.append(f"{name:12}{cells}{words.percent(hidden(step)):>13}")
+        rows.append(f"{name:12}{cells}{hidden(step):>13.0%}")
     return "\n".join(rows)

@@ -9,8 +9,9 @@ import torch
 from benchmarks.bucket_size import FORECAST_COLUMNS, forecast
 from benchmarks.forecast import GOODPUT, predictions
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
-from minddp.tools.forecast import Link, Observed, Tuning
-from minddp.tools.forecast.step_model import Job
+from minddp.tools.forecast.auto_buckets import Tuning
+from minddp.tools.forecast.link import Link
+from minddp.tools.forecast.step_model import Job, Observed
 
 SPECS = [ParamSpec(f"p{i}", 250_000, torch.float32, torch.device("cpu")) for i in range(2)]  # 1 MB each
 LINK = Link(latency_s=0.1, bytes_per_s=1e6)

@@ -49,7 +49,7 @@ def test_a_rung_is_seen_as_it_describes_itself(
             launched = [bucket.launched_ns for bucket in rank.buckets]
             assert sum(t_ns <= rank.gradients_complete_ns for t_ns in launched) == in_backward
             for bucket in rank.buckets:
-                assert bucket.filled_ns <= bucket.launched_ns <= bucket.completed_ns
+                assert rank.ready_ns[bucket.last_param] <= bucket.launched_ns <= bucket.completed_ns
                 assert bucket.completion_was_seen
             assert sorted(slot.param for b in rank.plan.buckets for slot in b.slots) == list(range(6))
 

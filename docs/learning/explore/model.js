@@ -195,7 +195,7 @@ function wiresOf(rank, all, world, addsAfter) {
   });
 }
 
-/** What `recorded` of forecast_command.py reads from a recording: the median job, a hop, and the typical step. */
+/** What `job_of_recording` of forecast_command.py reads from a recording: the median job, a hop, and the typical step. */
 function readRecording(data, constants) {
   if (data.format !== constants.format) throw new Error(`This recording has format ${data.format}, this page reads ${constants.format}: record it again.`);
   const { params, buckets: plan } = data.ranks[0].plan, world = data.ranks[0].world_size, byNumber = {};

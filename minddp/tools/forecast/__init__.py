@@ -4,9 +4,3 @@ Small buckets leave early, but each pays a latency; large ones pay it seldom, bu
 last. The optimum depends on model, machine and network, so `bucket_cap_mb="auto"` observes some steps
 (`auto_buckets.py`) and computes it (`planner.py`). The same model predicts steps elsewhere (`step_model.py`).
 """
-
-from minddp.tools.forecast.auto_buckets import AutoBuckets, Tuning
-from minddp.tools.forecast.link import Link
-from minddp.tools.forecast.step_model import Observed
-
-__all__ = ["AutoBuckets", "Link", "Observed", "Tuning"]

@@ -76,8 +76,8 @@ class LateRank(NamedTuple):
         )
 
 
-def late_ranks(steps: Sequence[Sequence[RankTimes]], least_share: float = LEAST_SHARE) -> list[LateRank]:
-    """The ranks that cost the others more than this share of a step, the costliest first.
+def late_ranks(steps: Sequence[Sequence[RankTimes]]) -> list[LateRank]:
+    """The ranks that cost the others more than `LEAST_SHARE` of a step, the costliest first.
 
     `steps[t][r]` are the times of rank r in step t; one step and two ranks at least.
     """
@@ -89,7 +89,7 @@ def late_ranks(steps: Sequence[Sequence[RankTimes]], least_share: float = LEAST_
     phases_ns = np.median(_beyond_others(times[..., :-1]), axis=0)  # negative where a rank is quicker
     found = [
         LateRank(rank, late_ns[rank], tuple(phases_ns[rank].clip(0.0, late_ns[rank])), shares[rank])
-        for rank in np.flatnonzero(in_each_step & (shares > least_share)).tolist()
+        for rank in np.flatnonzero(in_each_step & (shares > LEAST_SHARE)).tolist()
     ]
     return sorted(found, key=lambda late: -late.share)
 

@@ -22,7 +22,6 @@ from pathlib import Path
 STARTUP_FOLDER = Path(__file__).parent / "startup"
 ON_CPU_PROGRAMS = Path(__file__).parent / "on_cpu" / "bin"
 
-
 # In the first steps, buckets are rebuilt and caches are cold.
 XRAY_STEPS, AUDIT_STEPS = range(10, 15), range(3, 6)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from functools import partial
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -21,30 +22,18 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from minddp.tools.job.launcher import RanksFailed, torch_errors_translated
 from minddp.tools.launch.execute import add_options, environment_of
 
-XRAY_DEFAULTS = ("--nproc-per-node", "2", "--xray", "runs/xray")
-AUDIT_DEFAULTS = ("--nproc-per-node", "2", "--audit", "runs/audit")
-WATCH_DEFAULTS = ("--nproc-per-node", "2", "--native", "--watch")
-
-
-def xray(arguments: Sequence[str]) -> int:
-    """`minddp xray`: record some steps on every rank, and show where their time goes."""
-    return main([*XRAY_DEFAULTS, *arguments], "minddp xray")
-
-
-def audit(arguments: Sequence[str]) -> int:
-    """`minddp audit`: measure in some steps how much each micro-batch of each rank counts."""
-    return main([*AUDIT_DEFAULTS, *arguments], "minddp audit")
-
-
-def watch(arguments: Sequence[str]) -> int:
-    """`minddp watch`: run a script as it is, and warn of silent problems."""
-    return main([*WATCH_DEFAULTS, *arguments], "minddp watch")
+#: Options of `minddp run` that other commands put before those given.
+DEFAULTS = {
+    "minddp xray": ("--nproc-per-node", "2", "--xray", "runs/xray"),
+    "minddp audit": ("--nproc-per-node", "2", "--audit", "runs/audit"),
+    "minddp watch": ("--nproc-per-node", "2", "--native", "--watch"),
+}
 
 
 def main(arguments: Sequence[str], command: str = "minddp run") -> int:
     """Run a job with torchrun's options; returns 0, or exits with the status of the rank that failed first."""
     parser = make_parser(command)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args([*DEFAULTS.get(command, ()), *arguments])
     if options.start_method == "fork":  # of --run-path: ranks would not pass through `startup`
         parser.error("--start-method fork starts ranks without minddp; use spawn, the default.")
     os.environ.update(environment_of(options))
@@ -55,6 +44,9 @@ def main(arguments: Sequence[str], command: str = "minddp run") -> int:
         status = error.exit_status if error.exit_status > 0 else 128 - error.exit_status
         parser.exit(status, f"{parser.prog}: {error}\n")
     return 0
+
+
+xray, audit, watch = (partial(main, command=command) for command in DEFAULTS)
 
 
 def make_parser(command: str) -> ArgumentParser:

@@ -14,9 +14,3 @@
 | which change would make a step shorter? | `analysis.py` tries some, `model.py` predicts |
 | how is it shown? | in the terminal: `words.py`; `page/`; in Perfetto: `chrome_trace.py` |
 """
-
-from minddp.tools.xray.recording import Recording
-from minddp.tools.xray.result import Result, load
-from minddp.tools.xray.xray import XRay
-
-__all__ = ["Recording", "Result", "XRay", "load"]

@@ -11,9 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-import torch
-
-from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import BucketCaps
 from minddp.platform import wording
 from minddp.tools.forecast.link import FREE, Link
@@ -22,6 +19,7 @@ from minddp.tools.forecast.ring import all_reduce, hop_of
 from minddp.tools.forecast.step_model import Job
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.result import load
+from minddp.tools.xray.timeline import Activity
 
 GBIT = 1e9 / 8
 COLUMNS = ["ranks", "hosts", "buckets", "ideal ms", "predicted ms", "exposed", "efficiency"]
@@ -58,7 +56,7 @@ def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
     Raises:
         ValueError: the recording does not show the costs, or --hosts or --rate do not fit.
     """
-    job, inside = recorded(options.recording)
+    job, inside = job_of_recording(load(options.recording).analysis)
     hosts = options.hosts * len(options.ranks) if len(options.hosts) == 1 else options.hosts
     if len(hosts) != len(options.ranks):
         raise ValueError(f"--hosts has {len(hosts)} numbers, --ranks {len(options.ranks)}: give one, or as many.")
@@ -78,26 +76,6 @@ def rows_of(options: argparse.Namespace) -> Iterator[list[str]]:
         yield [str(ranks), str(on_hosts), str(len(changed.plan.buckets)), *times, f"{job.alone_s / step_s:.1%}"]
 
 
-# ---------------------------------------------------------------------- measured jobs
-
-
-def job_of(gradients: Sequence[tuple[int, float]], alone_s: float, backward_s: float) -> Job:
-    """A job of fp32 gradients, each with its bytes and seconds since backward began, with DDP's default buckets."""
-    specs = [ParamSpec("", nbytes // 4, torch.float32, torch.device("cpu")) for nbytes, _ in gradients]
-    together = plan_from_groups(specs, [range(len(specs))], "together")
-    job = Job(alone_s, backward_s, dict(enumerate(at_s for _, at_s in gradients)), together)
-    return job.with_caps(BucketCaps.from_mib(None, None).after_rebuild())
-
-
-def recorded(path: Path) -> tuple[Job, Link]:
-    """`job_of_recording` of a file.
-
-    Raises:
-        ValueError: see there.
-    """
-    return job_of_recording(load(path).analysis)
-
-
 def job_of_recording(analysis: Analysis) -> tuple[Job, Link]:
     """The median job of the recorded steps, and a hop, as if messages went round a ring.
 
@@ -106,8 +84,10 @@ def job_of_recording(analysis: Analysis) -> tuple[Job, Link]:
     """
     if analysis.costs is None:
         raise ValueError("The recording has no step in which a message was seen to complete.")
-    ranks = [rank for step in analysis.alike for rank in step.ranks]
-    alone_s = median(sum(span.length_ns for span in rank.busy) for rank in ranks) / 1e9
+    alike = [step for step in analysis.steps if len(step.ranks) == len(analysis.typical.ranks)]
+    ranks = [rank for step in alike for rank in step.ranks]
+    waits = (Activity.EXPOSED, Activity.COPY_BACK, Activity.BUFFERS)
+    alone_s = median(rank.length_ns - sum(rank.parts_ns[activity] for activity in waits) for rank in ranks) / 1e9
     backward_s = median(rank.backward.length_ns for rank in ranks) / 1e9
     ready_s = {
         param: median(

@@ -34,9 +34,6 @@ ROUND_TRIPS = 32  # they take some milliseconds
 
 now_ns = time.perf_counter_ns  # a monotonic clock with an arbitrary zero
 
-# The recordings on this rank, notes for the page, and whether this rank has all recordings.
-Gathered = tuple[tuple[RankRecording, ...], tuple[str, ...], bool]
-
 
 class Peers:
     """The ranks that record, as seen by one of them. See [Note: which ranks record]."""
@@ -48,8 +45,8 @@ class Peers:
             self._messages = Messages.open(store, source.topic, self._rank, self._world_size)
             self._messages.post(clock_identity(), "records")
 
-    def gather(self, ours: RankRecording) -> Gathered:
-        """All recordings on the first rank, on its clock; only `ours` on the others."""
+    def gather(self, ours: RankRecording) -> tuple[tuple[RankRecording, ...], tuple[str, ...], bool]:
+        """All recordings on the first rank, on its clock, or only `ours`; notes; whether it has all."""
         clocks = self._agree()
         first, *others = members = sorted(clocks)
         received: list[RankRecording] = []

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import platform
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from minddp.core.events import Event, EventKind, EventSink
@@ -63,13 +62,14 @@ class Recorder:
         self._await_completions()
         stopped_ns = now_ns()
         self.discard()
-        source, rows = self._source, list(self._ring)  # a late completion may still be appended to the ring
+        source, device = self._source, self._device
+        rows = list(self._ring)  # a late completion may still be appended to the ring
         events = self._in_order(rows)
         return RankRecording(
             rank=source.rank,
             world_size=source.world_size,
             host=platform.node(),
-            device=_device_name(self._device),
+            device=streams.properties(device).name if streams.has_streams(device) else device.type,
             backend=source.backend,
             events=events,
             plan=source.plan(),
@@ -88,13 +88,11 @@ class Recorder:
     def _await_completions(self) -> None:
         """Another thread reports a completion, possibly a moment after the wait for the collective has ended."""
         end_s = time.monotonic() + COMPLETIONS_S
-        while self._count(EventKind.BUCKET_COMPLETED) < self._count(EventKind.BUCKET_LAUNCHED):
-            if time.monotonic() > end_s:  # not every transport reports completions
+        while time.monotonic() < end_s:  # not every transport reports completions
+            kinds = Counter(event.kind for _, event, _ in list(self._ring))
+            if kinds[EventKind.BUCKET_COMPLETED] >= kinds[EventKind.BUCKET_LAUNCHED]:
                 return
             time.sleep(0.001)
-
-    def _count(self, kind: EventKind) -> int:
-        return sum(event.kind is kind for _, event, _ in list(self._ring))
 
     def _emit(self, kind: EventKind, *_: Any) -> None:
         self._sink(Event(kind))
@@ -128,7 +126,3 @@ def interpolated(host_ns: Sequence[int], device_ns: Mapping[int, int]) -> list[i
     known = sorted(device_ns.items())
     hosts, devices = ([float(pair[side] - base) for pair in known] for side in (0, 1))
     return [base + round(t) for t in np.interp([float(t - base) for t in host_ns], hosts, devices).tolist()]
-
-
-def _device_name(device: torch.device) -> str:
-    return streams.properties(device).name if streams.has_streams(device) else device.type

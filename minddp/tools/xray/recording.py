@@ -67,11 +67,6 @@ class Recording:
     def world_size(self) -> int:
         return self.ranks[0].world_size
 
-    @property
-    def clock_error_ns(self) -> int:
-        """The largest error between the times of a rank and those of the first."""
-        return max(rank.clock_error_ns for rank in self.ranks)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, for JSON."""
         return {"format": FORMAT, **_fields(self), "ranks": [_rank_to_dict(rank) for rank in self.ranks]}

@@ -17,15 +17,13 @@ of communication. The other ranks wait longer, and the difference is their wait 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from minddp.core.plan import BucketPlan
-
-NEGLIGIBLE = 0.01  # of a step: shorter waits are not mentioned
+from minddp.core.plan import BucketPlan, BucketSpec
 
 
 class Interval(NamedTuple):
@@ -68,18 +66,14 @@ class Span:
 class BucketHistory:
     """One bucket in one step on one rank. A time is `None` if the event did not happen.
 
-    Its last gradient, that of `last_param`, arrived at `filled_ns`. At `ready_ns` all gradients are packed.
-    The launch takes the thread that trains until `launch_end_ns`. The rank is blocked for `awaited_ns` until this
-    bucket arrives. Where its completion was not seen, it counts as complete when its wait is over.
+    Its last gradient is that of `last_param`. The rank is blocked for `awaited_ns` until this bucket arrives. Where
+    its completion was not seen, it counts as complete when its wait is over.
     """
 
     index: int
     nbytes: int
     last_param: int | None
-    filled_ns: int | None
-    ready_ns: int | None
     launched_ns: int | None
-    launch_end_ns: int | None
     completed_ns: int | None
     waited_ns: int | None
     unpacked_ns: int | None
@@ -136,11 +130,10 @@ class RankStep:
         begins_ns = [span.begin_ns for span in self.spans if span.activity is Activity.BACKWARD]
         return Interval(max(begins_ns, default=self.gradients_complete_ns), self.gradients_complete_ns)
 
-    @property
-    def busy(self) -> list[Span]:
-        """The spans in which the rank neither waits for other ranks nor copies averages."""
-        waits = (Activity.EXPOSED, Activity.COPY_BACK, Activity.BUFFERS)
-        return [span for span in self.spans if span.activity not in waits]
+    def last_ready_ns(self, bucket: BucketSpec) -> int:
+        """When the last gradient of a bucket, which may be of another plan, arrived; without one the end."""
+        times_ns = [self.ready_ns[slot.param] for slot in bucket.slots if slot.param in self.ready_ns]
+        return max(times_ns, default=self.gradients_complete_ns)
 
     def exposed(self, intervals: Iterable[Interval]) -> list[Interval]:
         """The parts of `intervals` in which the rank was blocked, in order."""
@@ -185,30 +178,15 @@ class RecordedStep:
         """How long a rank waits for the rank that ends backward last, rather than for communication."""
         return max(0, rank.parts_ns[Activity.EXPOSED] - self.last.parts_ns[Activity.EXPOSED])
 
-    @property
-    def waits_longest(self) -> RankStep:
-        """The rank that waits longest for the rank that ends backward last."""
-        return max(self.ranks, key=self.waits_for_last_ns)
-
-    @property
-    def late_rank(self) -> int | None:
-        """The rank for which another one waits, unless that wait is negligible."""
-        waits_ns = self.waits_for_last_ns(self.waits_longest)
-        return self.last.rank if waits_ns >= NEGLIGIBLE * self.length_ns else None
-
-    def joins_ns(self, launches_ns: Sequence[float], complete_ns: Sequence[float]) -> list[float]:
-        """When each rank joins a bucket, from its launches and the ends of backward on all ranks."""
-        latest_ns = max(launches_ns) + self.adds_after_ns
-        return [max(t, min(end_ns, latest_ns)) for t, end_ns in zip(launches_ns, complete_ns, strict=True)]
-
     def last_join(self, bucket: int) -> tuple[int, int] | None:
         """When the last rank joined, and which rank; None unless all ranks were recorded."""
         launches = [(t_ns, rank) for rank in self.ranks if (t_ns := rank.buckets[bucket].launched_ns) is not None]
         if len(launches) < self.world_size:
             return None
-        joins_ns = self.joins_ns([t for t, _ in launches], [rank.gradients_complete_ns for _, rank in launches])
-        join_ns, _, last = max((at, t, rank.rank) for at, (t, rank) in zip(joins_ns, launches, strict=True))
-        return round(join_ns), last
+        latest_ns = max(t for t, _ in launches) + self.adds_after_ns
+        joins = [(max(t, min(rank.gradients_complete_ns, latest_ns)), t, rank.rank) for t, rank in launches]
+        join_ns, _, last = max(joins)
+        return join_ns, last
 
     def passage(self, bucket: int, rank: RankStep) -> Passage | None:
         """The causes that delayed the bucket; None if it was not launched.

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from minddp.core.events import EventKind
 from minddp.platform.wording import count, size
 from minddp.platform.wording import ranks as listed_ranks
 from minddp.tools.xray.analysis import LEAST_SHARE, Analysis, WhatIf
 from minddp.tools.xray.recording import Recording
-from minddp.tools.xray.timeline import NEGLIGIBLE, Activity, BucketHistory, RankStep, RecordedStep
+from minddp.tools.xray.timeline import Activity, BucketHistory, RankStep, RecordedStep
 
 MOST_COLUMNS = 8
 NOTABLE_NS = 5_000  # shorter times are written as 0.00 ms
@@ -30,10 +29,6 @@ def ms(ns: float) -> str:
     value = ns / 1e6
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:.{digits}f} ms"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
 
 
 def explain(analysis: Analysis, console: Console) -> None:
@@ -65,7 +60,7 @@ def rows_of(step: RecordedStep, ranks: Sequence[RankStep]) -> Iterator[tuple[str
         waits_ns = [step.waits_for_last_ns(rank) for rank in ranks]
         if label == Activity.EXPOSED.value and max(waits_ns) >= NOTABLE_NS:
             yield "  waiting for a slower rank", list(map(ms, waits_ns))
-    yield "communication hidden", [percent(step.overlap(rank)) for rank in ranks]
+    yield "communication hidden", [f"{step.overlap(rank):.0%}" for rank in ranks]
     yield "buckets", [f"{len(rank.plan.buckets)}, {size(rank.plan.nbytes)}" for rank in ranks]
 
 
@@ -74,18 +69,18 @@ def rows_of(step: RecordedStep, ranks: Sequence[RankStep]) -> Iterator[tuple[str
 
 def headline(step: RecordedStep) -> str:
     """Where the step's time goes: see the cost of communication in `timeline.py`."""
-    costs_ns, longest = step.last.parts_ns[Activity.EXPOSED], step.waits_longest
+    costs_ns, longest = step.last.parts_ns[Activity.EXPOSED], max(step.ranks, key=step.waits_for_last_ns)
+    waits_ns = step.waits_for_last_ns(longest)
     sentences = [f"Step: {ms(step.length_ns)}."]
-    if costs_ns >= NEGLIGIBLE * step.length_ns:
+    if costs_ns >= LEAST_SHARE * step.length_ns:
         sentences.append(f"Exposed communication: {ms(costs_ns)}.")
-    if step.late_rank is not None:
-        waits_ns = step.waits_for_last_ns(longest)
+    if waits_ns >= LEAST_SHARE * step.length_ns:
         longer_ns = {a: step.last.parts_ns[a] - longest.parts_ns[a] for a in Activity}
         most = max(Activity, key=longer_ns.__getitem__)
         spends = f", which spends {ms(longer_ns[most])} more {WHERE.get(most, f'in {most.value}')}"
         is_reason = 2 * longer_ns[most] >= waits_ns
         sentences.append(
-            f"Rank {longest.rank} waits {ms(waits_ns)} for rank {step.late_rank}{spends if is_reason else ''}."
+            f"Rank {longest.rank} waits {ms(waits_ns)} for rank {step.last.rank}{spends if is_reason else ''}."
         )
     if len(sentences) == 1:
         sentences.append("Hardly any of it is exposed communication.")
@@ -96,8 +91,8 @@ def noise_sentence(analysis: Analysis) -> str:
     """How far steps differ."""
     if len(analysis.steps) < 2:
         return "Only one step was recorded, so the noise is not known."
-    share = percent(analysis.noise_ns / analysis.typical.length_ns)
-    return f"Noise: {ms(analysis.noise_ns)} ({share}), the range of the middle half of {len(analysis.steps)} steps."
+    noise_ns, share = analysis.noise_ns, analysis.noise_ns / analysis.typical.length_ns
+    return f"Noise: {ms(noise_ns)} ({share:.0%}), the range of the middle half of {len(analysis.steps)} steps."
 
 
 # ---------------------------------------------------------------------- the changes that would make it shorter
@@ -106,19 +101,16 @@ def noise_sentence(analysis: Analysis) -> str:
 def advice_sentences(analysis: Analysis) -> list[str]:
     """The changes that gain most, in order; empty if no change could be tried."""
     if analysis.what_ifs and not analysis.advice:
-        return [f"No change that was tried makes a step {percent(LEAST_SHARE)} shorter."]
+        return [f"No change that was tried makes a step {LEAST_SHARE:.0%} shorter."]
     return [change_sentence(analysis, change) for change in analysis.advice]
 
 
 def change_sentence(analysis: Analysis, change: WhatIf) -> str:
     """How much shorter a step is by a change, and whether that is more than the noise."""
     share = change.gain_ns / analysis.typical.length_ns
-    gain = "the same"
-    if abs(share) >= 0.005:
-        noise = "" if abs(change.gain_ns) >= analysis.noise_ns else ", within the noise"
-        gain = f"{ms(abs(change.gain_ns))} ({percent(abs(share))}) {'shorter' if share > 0 else 'longer'}{noise}"
+    noise = "" if change.gain_ns >= analysis.noise_ns else ", within the noise"
     code = f" `{change.code}`" if change.code else ""
-    return f"{change.title[:1].upper()}{change.title[1:]}: {gain}.{code}"
+    return f"{change.title[:1].upper()}{change.title[1:]}: {ms(change.gain_ns)} ({share:.0%}) shorter{noise}.{code}"
 
 
 def model_sentences(analysis: Analysis) -> list[str]:
@@ -130,9 +122,8 @@ def model_sentences(analysis: Analysis) -> list[str]:
     parts = [f"{1e3 * wire.latency_s:.2g} ms"] if wire.latency_s > 1e-6 else []
     parts += [f"its bytes at {size(wire.bytes_per_s)} a second"] if wire.bytes_per_s < NO_LIMIT else []
     said = (
-        f"The model: a message takes {' + '.join(parts)}, fitted to {count(analysis.costs.messages, 'message')}; "
-        f"ranks compute as recorded. It predicts {ms(predicted_ns)} for the typical step, which took "
-        f"{ms(recorded_ns)}."
+        f"The model: a message takes {' + '.join(parts)}; ranks compute as recorded. "
+        f"It predicts {ms(predicted_ns)} for the typical step, which took {ms(recorded_ns)}."
     )
     if abs(predicted_ns / recorded_ns - 1) < NOTABLE_MISS:
         return [said]
@@ -154,12 +145,10 @@ def facts(recording: Recording) -> str:
     """Sentences about the recording itself."""
     hosts = sorted({rank.host for rank in recording.ranks})
     sentences = [f"Recorded on {listed_ranks([rank.rank for rank in recording.ranks])} ({', '.join(hosts)})."]
-    if recording.clock_error_ns:
-        sentences.append(f"The ranks' clocks agree within {ms(recording.clock_error_ns)}.")
+    if error_ns := max(rank.clock_error_ns for rank in recording.ranks):
+        sentences.append(f"The ranks' clocks agree within {ms(error_ns)}.")
     if any(rank.is_full for rank in recording.ranks):
         sentences.append(f"Only the latest {len(recording.ranks[0].events):,} events of a rank are kept.")
-    if not any(event.kind is EventKind.OPTIMIZER_END for rank in recording.ranks for event in rank.events):
-        sentences.append("No optimizer of torch.optim was seen: other updates of parameters count as other.")
     return " ".join([*sentences, *recording.notes])
 
 
@@ -175,10 +164,7 @@ def history(step: RecordedStep, rank: RankStep, bucket: BucketHistory) -> str:
     if passage is not None:
         lines.append(f"queues for {ms(passage.queues.length_ns)}: one bucket travels at a time")
         if last is not None:
-            joins = "begins to wait" if step.adds_after_ns else "launches it"
-            lines.append(
-                f"waits for ranks for {ms(passage.waits_for_ranks.length_ns)}: rank {last[1]} {joins} last"
-            )
+            lines.append(f"waits for ranks for {ms(passage.waits_for_ranks.length_ns)}: rank {last[1]} joins last")
         seen = "" if bucket.completion_was_seen else " at most, since its completion was not seen"
         speed = size(bucket.nbytes / max(1, passage.wire.length_ns) * 1e9)
         lines.append(f"on the wire for {ms(passage.wire.length_ns)}{seen}: {speed} a second")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -23,7 +23,6 @@ from minddp.tools.xray.analysis import NoStep
 from minddp.tools.xray.xray import XRay
 
 _log = logging.getLogger(__name__)
-RANK_PROCESS = "MINDDP_RANK_PROCESS"  # a rank's process number: see `tools/launch/startup/sitecustomize.py`
 
 
 def record_process(setting: str) -> None:
@@ -31,9 +30,7 @@ def record_process(setting: str) -> None:
     first, last, folder = setting.split(":", 2)
     title = os.path.basename(sys.argv[0])
     files = [Path(folder, "step.html"), Path(folder, "step.json")]
-    wrappers = Wrappers(range(int(first), int(last)), title, files, closes_at_exit=True)
-    if os.environ.get(RANK_PROCESS) == str(os.getpid()):
-        wrappers.close_at_exit()
+    Wrappers(range(int(first), int(last)), title, files)
 
 
 class Wrappers:
@@ -49,45 +46,33 @@ class Wrappers:
         title: str,
         files: Sequence[Path],
         then: Callable[[XRay], None] = XRay.explain,
-        *,
-        closes_at_exit: bool = False,
     ):
-        self._closes_at_exit = closes_at_exit
         self._range, self._title, self._files, self._then = steps, title, files, then
         self._state: Literal["before", "open", "over"] = "before"
         # The module that trains
-        self._module: nn.Module | None = None
+        self._module: Any = None
         self._xray: XRay | None = None
         self._step = -1
         self._was_synchronised = True
-        # Others
-        self._made: list[str] = []  # the classes of all modules that were wrapped
         self._has_others = False  # that train
         self._hooks = [register_module_module_registration_hook(self._on_registration)]
 
     def close(self, error: BaseException | None = None) -> None:
-        """The program is over."""
-        for hook in self._hooks:
-            hook.remove()
+        """The program is over, with an error, if it ends by one. Does nothing the second time."""
+        if not self._hooks:
+            return
+        while self._hooks:
+            self._hooks.pop().remove()
         if self._xray is not None:
             self._end(self._xray, error)
         elif error is None:
-            made = ", ".join(self._made)
-            what = f"{made}: made, but never called with gradients enabled" if made else "none was made"
-            _log.warning("No DistributedDataParallel trained in this process (%s), so there is no x-ray.", what)
+            _log.warning("No DistributedDataParallel was called with gradients in this process: there is no x-ray.")
 
-    def close_at_exit(self) -> None:
-        """Close at the end of the process; with an error, if it ends by one. Does nothing the second time."""
-        if self._closes_at_exit:
-            self._closes_at_exit = False
-            # `atexit` is not for processes that are forked.
-            Finalize(None, lambda: self.close(getattr(sys, "last_value", None)), exitpriority=0)
-
-    def _on_registration(self, module: nn.Module, name: str, submodule: object) -> None:
+    def _on_registration(self, module: nn.Module, name: str, _submodule: object) -> None:
         """The constructor of a wrapper assigns the module that it wraps."""
         if isinstance(module, (DistributedDataParallel, TorchDDP)) and name == "module":
-            self._made.append(type(submodule).__name__)
-            self.close_at_exit()
+            if len(self._hooks) == 1:  # `atexit` is not for processes that are forked
+                Finalize(None, lambda: self.close(getattr(sys, "last_value", None)), exitpriority=0)
             self._hooks.append(module.register_forward_pre_hook(self._on_forward, prepend=True))
 
     def _on_forward(self, module: nn.Module, _inputs: object) -> None:
@@ -99,8 +84,8 @@ class Wrappers:
         if module is not self._module:
             if not self._has_others:
                 self._has_others = True
-                made = ", ".join(self._made)
-                _log.warning("X-ray records one module, the first that trains, of these: %s.", made)
+                first = type(self._module.module).__name__
+                _log.warning("Several modules train: x-ray records the first, %s.", first)
             return
         self._step += self._was_synchronised
         self._was_synchronised = bool(getattr(module, "require_backward_grad_sync", True))
@@ -112,7 +97,9 @@ class Wrappers:
 
     def _end(self, xray: XRay, error: BaseException | None = None) -> None:
         state, self._state = self._state, "over"
-        problem = "were never reached" if state == "before" else ""
+        if state == "before":
+            steps = f"{self._range.start}:{self._range.stop}"
+            _log.warning("Steps %s were never reached, so there is no x-ray.", steps)
         if state == "open":
             try:
                 xray.stop(error)
@@ -120,8 +107,5 @@ class Wrappers:
                     for path in self._files:
                         xray.save(path)
                     self._then(xray)
-            except NoStep:
-                problem = "saw no synchronised backward"
-        if problem:
-            steps = f"{self._range.start}:{self._range.stop}"
-            _log.warning("Steps %s %s, so there is no x-ray.", steps, problem)
+            except NoStep as problem:
+                _log.warning("%s", problem)

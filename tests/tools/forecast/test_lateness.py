@@ -124,7 +124,7 @@ def test_a_rank_that_is_late_in_few_steps_is_not_reported() -> None:
 def test_costs_below_the_least_share_are_not_reported() -> None:
     steps = fleet(2, 9, lambda _, r, p: 2 * (r == 1 and p == 0))  # 2 of 14 ms
     assert the_only(late_ranks(steps)).share == pytest.approx(2 / 14)
-    assert late_ranks(steps, least_share=0.15) == []
+    assert late_ranks(fleet(2, 9, lambda _, r, p: 0.5 * (r == 1 and p == 0))) == []  # 0.5 of 12.5 ms
 
 
 # ---------------------------------------------------------------------- not late

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minddp.tools.launch.run import XRAY_DEFAULTS, make_parser, xray
+from minddp.tools.launch.run import DEFAULTS, make_parser, xray
 from minddp.tools.xray.reading import steps_of
 from minddp.tools.xray.result import load
 
@@ -25,7 +25,7 @@ def test_what_follows_the_script_is_the_scripts() -> None:
     parser = make_parser("minddp xray")
 
     def parse(*arguments: str) -> Any:
-        return parser.parse_args([*XRAY_DEFAULTS, *arguments])
+        return parser.parse_args([*DEFAULTS["minddp xray"], *arguments])
 
     options = parse("--steps", "3:5", "--nproc-per-node", "4", SCRIPT, "--steps", "9", "--out", "elsewhere")
     assert (options.steps, options.nproc_per_node, options.training_script) == (range(3, 5), "4", SCRIPT)

@@ -180,7 +180,7 @@ def test_the_history_of_a_bucket(seen: Seen) -> None:
         "bucket 1, rank 0: 2 MiB, blocks the rank for 7.67 ms",
         "its last gradient is blocks.4.weight",
         "queues for 1.50 ms: one bucket travels at a time",
-        "waits for ranks for 1.50 ms: rank 1 launches it last",
+        "waits for ranks for 1.50 ms: rank 1 joins last",
     ]
     assert wire.startswith("on the wire for 8.50 ms: ")
     assert "waits for ranks for 0.00 ms" in seen.history(2, rank=1)
@@ -194,7 +194,6 @@ def test_a_tick_stands_where_its_gradient_is_ready(seen: Seen) -> None:
 
 @shown("misjudged")
 def test_a_model_that_misjudges_the_step_is_a_warning(seen: Seen) -> None:
-    seen.page.click("summary")
     assert "Do not rely on these predictions" in seen.text(".warning")
 
 

@@ -10,7 +10,8 @@ from docs.learning import recorded as kept
 from minddp.cli import main
 from minddp.tools.forecast.link import FREE
 from minddp.tools.forecast.ring import all_reduce
-from minddp.tools.xray.forecast_command import recorded
+from minddp.tools.xray.forecast_command import job_of_recording
+from minddp.tools.xray.result import load
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_a_recorded_step_is_foretold_where_it_was_recorded(recording: Path):
-    job, hop = recorded(recording)
+    job, hop = job_of_recording(load(recording).analysis)
     (analysis,) = (one.analysis for one in kept.results() if one.recording.title == "minddp")
     step_s = job.step_s(all_reduce(2, 1, hop, FREE))
     assert step_s == pytest.approx(analysis.typical.length_ns / 1e9, rel=0.1)

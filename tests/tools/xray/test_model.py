@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minddp.core.plan import BucketPlan, plan_from_groups
-from minddp.tools.forecast.link import FREE, Link
+from minddp.tools.forecast.link import Link
 from minddp.tools.xray.model import Costs, costs_of, predicted_ns
 from minddp.tools.xray.reading import steps_of
 from minddp.tools.xray.timeline import Interval, RecordedStep
@@ -19,7 +19,7 @@ from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 WIRE = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
 LINK = Link(0.5e-3, MIB / 4 * 1e3)
-COSTS = Costs(LINK, 1)
+COSTS = Costs(LINK)
 
 
 def regrouped(plan: BucketPlan, counts: list[int]) -> BucketPlan:
@@ -51,14 +51,13 @@ def test_the_wire_is_found_in_the_recording() -> None:
     assert found is not None
     assert found.wire.latency_s == pytest.approx(LINK.latency_s, rel=1e-3)
     assert found.wire.bytes_per_s == pytest.approx(LINK.bytes_per_s, rel=1e-3)
-    assert found.messages == 6
     assert found.wire.latency_s > 0
 
 
-def test_packing_and_copying_are_found_too() -> None:
-    found = fitted(made([Rank(pack_ms=0.25, copy_ms=0.5)], layout([[1], [2]])))
+def test_copying_is_found_too() -> None:
+    found = fitted(made([Rank(copy_ms=0.5)], layout([[1], [2]])))
     assert found is not None
-    assert (found.pack.seconds(MIB), found.copy.seconds(2 * MIB)) == pytest.approx((0.25e-3, 0.5e-3), rel=0.01)
+    assert found.copy.seconds(2 * MIB) == pytest.approx(0.5e-3, rel=0.01)
 
 
 def steps_by(wires: list[Wire], sizes: list[list[float]]) -> list[RecordedStep]:
@@ -128,7 +127,7 @@ def test_a_step_is_predicted_as_it_would_have_been(
 def test_a_step_by_another_wire_is_predicted_as_it_would_have_been(mib_ms: float) -> None:
     ranks, plan = [Rank(copy_ms=0.5), Rank(copy_ms=0.5, forward_ms=14)], layout([[1, 1], [2], [2]])
     (step,) = made(ranks, plan)
-    costs = Costs(Link(0.5e-3, MIB / mib_ms * 1e3), 1, copy=Link(0.5e-3, float("inf")))
+    costs = Costs(Link(0.5e-3, MIB / mib_ms * 1e3), copy=Link(0.5e-3, float("inf")))
     (truth,) = made(ranks, plan, wire=Wire(MS // 2, MIB / mib_ms))
     assert predicted_ns(step, costs) == pytest.approx(truth.length_ns, abs=100)
 
@@ -153,20 +152,6 @@ def test_copying_back_overlaps_with_what_is_still_on_the_wire() -> None:
     (step,) = made([Rank(copy_ms=0.5)], layout([[1], [1], [1], [1]]))
     costs = replace(COSTS, copy=Link(0.5e-3, float("inf")))
     assert predicted_ns(step, costs) == pytest.approx(step.length_ns, abs=100)
-
-
-def test_more_buckets_take_time_of_backward() -> None:
-    plan = layout([[1] * 4])
-    (step,) = made([Rank(copy_ms=0)], plan)
-    (rank,) = step.ranks
-    (bucket,) = rank.buckets
-    assert bucket.launched_ns is not None
-    bucket = replace(bucket, launch_end_ns=bucket.launched_ns + MS)
-    costs = fitted([replace(step, ranks=(replace(rank, buckets=(bucket,)),))])
-    assert costs is not None
-    costs = replace(costs, wire=FREE)
-    more_ns = predicted_ns(step, costs, regrouped(plan, [1, 1, 1, 1])) - predicted_ns(step, costs)
-    assert more_ns == pytest.approx(3 * MS, abs=100)
 
 
 def test_a_bucket_none_of_which_came_leaves_when_backward_ends() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,7 +152,7 @@ class FakeDeviceClock:
 
 def test_on_a_device_its_own_times_count(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "DeviceClock", FakeDeviceClock)
-    monkeypatch.setattr(record, "_device_name", lambda device: "a fake")
+    monkeypatch.setattr(record.streams, "properties", lambda device: SimpleNamespace(name="a fake"))
     source.device = torch.device("cuda")
     recorder = Recorder(source)
     before = time.perf_counter_ns()

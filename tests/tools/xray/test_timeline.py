@@ -49,7 +49,6 @@ def test_the_history_of_a_bucket() -> None:
     (step,) = steps_of(recording([Rank(backward_ms=21)], PLAN))
     first, second = step.ranks[0].buckets
     assert first.last_param == 1
-    assert first.filled_ns == 25 * MS
     assert [t and t / MS for t in (first.launched_ns, first.completed_ns, first.waited_ns)] == [25, 28, 32]
     assert (first.awaited_ns, second.awaited_ns) == (0, 2.5 * MS)
     assert step.on_the_wire(0, step.ranks[0]) == Interval(25 * MS, 28 * MS)

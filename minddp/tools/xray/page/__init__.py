@@ -39,7 +39,6 @@ def render(analysis: Analysis) -> str:
         analysis=analysis,
         step=step,
         css=Markup(_text("page.css")),  # part of minddp
-        others=[change for change in analysis.what_ifs if change not in analysis.advice],
         rows=list(words.rows_of(step, step.ranks)),
     )
 
@@ -52,11 +51,8 @@ def _environment(step: RecordedStep) -> Environment:
         share, width = (begin - begin_ns) / length_ns, ((end or begin) - begin) / length_ns
         return f"left:{100 * share:.4f}%;width:{100 * width:.4f}%"
 
-    def ms_since(t_ns: int) -> str:
-        return words.ms(t_ns - begin_ns)
-
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    environment.globals |= {"words": words, "size": size, "at": at, "ms_since": ms_since, "marks": marks(length_ns)}
+    environment.globals |= {"words": words, "size": size, "at": at, "marks": marks(length_ns)}
     environment.filters |= {
         "prose": prose,
         "class_of": lambda activity: CLASSES.get(activity, activity.value),
