@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 _completing = threading.RLock()
 
 
-class Contributed(NamedTuple):
+class Contribution(NamedTuple):
     """Where a rank's contribution lies in its shared memory, and the call that says so."""
 
     call: Call
@@ -323,7 +323,7 @@ class HostCommunicator:
 
     # ------------------------------------------------------------------ for a collective
 
-    def begin(self, number: int, ours: Contributed) -> Counter:
+    def begin(self, number: int, ours: Contribution) -> Counter:
         """This rank's contribution is complete."""
         self._control.write_call(number, ours.call)
         self.begun.raise_to(number + 1)
@@ -566,19 +566,19 @@ class HostCommunicator:
 
     # ------------------------------------------------------------------ memory
 
-    def _contribute(self, collective: Collective, tensor: torch.Tensor | None, in_place: bool) -> Contributed:
+    def _contribute(self, collective: Collective, tensor: torch.Tensor | None, in_place: bool) -> Contribution:
         """Where this rank's contribution lies: in `tensor` itself, if that is shared memory, or in a copy."""
         call = collective.call
         if tensor is None:
-            return Contributed(call, NOTHING, None, True)
+            return Contribution(call, NOTHING, None, True)
         address = tensor.untyped_storage().data_ptr()
         if in_place and (segment := self._ours.get(address)) is not None:
             call = call._replace(segment=segment.number, offset_bytes=tensor.data_ptr() - address)
-            return Contributed(call, tensor, segment, True)
+            return Contribution(call, tensor, segment, True)
         segment = self._staging_segment(collective, tensor.nbytes)
         with torch.inference_mode(False):  # so that the progress thread may write to it
             copy = segment.tensor(tensor.dtype, tensor.numel())
-        return Contributed(call._replace(segment=segment.number), copy, segment, False)
+        return Contribution(call._replace(segment=segment.number), copy, segment, False)
 
     def _staging_segment(self, collective: Collective, nbytes: int) -> Segment:
         """A segment that no collective uses any more, on any rank, or a new one.
