@@ -76,7 +76,7 @@ def test_no_byte_crosses_twice(measured: list[Any]) -> None:
     """See docs/hosts.md. What is above the bare bytes are headers."""
     for counted, _ in measured:
         assert counted["process_group"][::2] == ("ProcessGroupTransport", [10.0])
-        assert counted["hierarchical"][::2] == ("HierarchicalTransport", [10.0])
+        assert counted["hierarchical"][::2] == ("SharedMemoryTransport", [10.0])
         assert 1.5 <= counted["process_group"][1] < 1.7
         assert 1.0 <= counted["hierarchical"][1] < 1.2
 
@@ -99,7 +99,7 @@ def train(rank: int, group: dist.ProcessGroup) -> tuple[str, list[float]]:
 @needs_hosts
 def test_training_with_tuned_buckets_keeps_all_ranks_equal(measured: list[Any]) -> None:
     trained = [of_rank for _, of_rank in measured]
-    assert trained[0][0] == "HierarchicalTransport"
+    assert trained[0][0] == "SharedMemoryTransport"
     assert all(of_rank == trained[0] for of_rank in trained)
 
 

@@ -52,5 +52,9 @@ def test_minddp_may_be_imported_before_torch(statement: str) -> None:
 
 
 def test_only_the_command_pays_for_torch() -> None:
-    program = "import sys, minddp.cli, minddp.tools.launch.execute; sys.exit('torch' in sys.modules)"
+    """Elsewhere `import minddp` imports torch, to make its backend known."""
+    program = (
+        "import sys; sys.argv[0] = '/usr/bin/minddp'; "
+        "import minddp.cli, minddp.tools.launch.execute; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], timeout=240, check=False).returncode == 0
