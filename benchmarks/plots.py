@@ -122,9 +122,9 @@ def of_collectives(report: Report) -> Figure:
             measured = [race for race in races if backend in race["ratios"]]
             medians = [race["ratios"][backend]["median"] for race in measured]
             axes.plot([race["kib"] for race in measured], medians, "o-", color=colour, markersize=3, linewidth=1)
-        axes.set_ylim(bottom=0)
     title = "Time of a collective as a multiple of gloo's: less is faster"
     explain(figure, title, {f"● {backend}": colour for backend, colour in colours.items()}, report)
+    panels[0].set_ylim(bottom=0)  # of all: it ends the fitting of the axes
     return figure
 
 
