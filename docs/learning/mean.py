@@ -19,7 +19,7 @@ IGNORED = -100
 
 
 def measured(rank: int, name: str, gradients: Callable[[nn.Module, list[tuple[Tensor, Tensor]]], None]) -> str:
-    """Two micro-batches on each rank, of which `gradients` computes `.grad`: the shares, and the verdict."""
+    """The measured shares and the verdict, if `gradients` computes `.grad` from two micro-batches on each rank."""
     torch.manual_seed(0)
     model, dice = nn.Linear(16, LABELS), torch.Generator().manual_seed(rank)
     inputs = torch.randn(2, 8, 16, generator=dice)
@@ -62,7 +62,7 @@ def mean_over_tokens(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> 
 
 
 def shares(rank: int) -> str:
-    """Three ways to compute a gradient; shares, each beside that which it should be."""
+    """Three ways to compute a gradient: each micro-batch's measured share beside its expected share."""
     return "\n\n".join(
         measured(rank, name, gradients)
         for name, gradients in (

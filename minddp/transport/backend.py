@@ -47,7 +47,7 @@ def register() -> None:
 
 
 def make_group(options: Any, _: object = None) -> SharedMemoryGroup:
-    """What torch calls on each rank of a new group.
+    """Create the group on this rank. Torch calls this function on each rank of a new group.
 
     Raises:
         ValueError: other devices have other backends, as in "cpu:minddp,cuda:nccl".
@@ -131,7 +131,7 @@ class SharedWork(dist.Work):
         self._host.call_when_done(self._collective, lambda _: call(), is_urgent=False)
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Done with the collective. Whoever waits for it may do so in C++, where only another thread can help."""
+        """A future of the result. C++ code may wait for it, so the progress thread advances the collective."""
         if self._future is None:
             future = SharedFuture(self.wait)
             self._future = future

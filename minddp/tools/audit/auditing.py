@@ -82,7 +82,7 @@ class Audit:
 
     @property
     def report(self) -> Report:
-        """What was found.
+        """The measured weights and their verdict.
 
         Raises:
             RuntimeError: this is not rank 0, or no step was audited.

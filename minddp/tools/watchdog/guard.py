@@ -41,7 +41,7 @@ class Guard(Mode, StepWatcher):
     guard is collected. `num_passes`: the backwards that the reducer has synchronised before.
     """
 
-    steps_are_passes = False  # an optimizer's step ends a synchronised backward, of which nothing else is known
+    steps_are_passes = False  # True: an optimizer's step is taken for the end of a synchronised backward
 
     def __init__(
         self,

@@ -5,9 +5,9 @@ While a process is watched, three methods of torch's class, which torch's `repli
 hook on an output shows where a backward begins. Then the engine is asked for a call at the backward's end: it comes
 before the one in which torch waits for its buckets, and asks for another one, which comes after that.
 
-[Note: nobody knows when gradients are averaged]
-FSDP2 reduces within backward, a script wherever it likes. So an optimizer's step counts as the end of a backward,
-and replicas that differ may be averaged later (local SGD): they get time.
+[Note: the end of a backward without a wrapper]
+FSDP2 reduces gradients within backward; a script may average them anywhere. So the guard takes an optimizer's step
+for the end of a backward. Replicas that differ may be averaged later (local SGD): it reports them after `PATIENCE`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PATIENCE = 2 * ALONE  # steps
 
 
 class StepGuard(Guard):
-    """See [Note: nobody knows when gradients are averaged]. `optimizer`: the one that counts, else the first."""
+    """See [Note: the end of a backward without a wrapper]. By default, the first optimizer to step counts."""
 
     steps_are_passes = True
 

@@ -5,8 +5,8 @@ Each rank has a part of its own, which it alone writes and all read:
 
     begun    the number of collectives whose addend, or other contribution, is complete in shared memory
     done     the number of collectives after which this rank does not touch the others' memory any more
-    asleep   1 if a thread of this rank may be asleep, so that whoever raises a counter has to wake it: one word for
-             a thread that waits, one for the progress thread
+    asleep   1 if a thread of this rank may be asleep. A rank that raises a counter then wakes it. One word is for a
+             waiting thread, one for the progress thread
     failed   0, or 1 + the number of the first collective that has failed on this rank, and with it all later ones:
              its caller may use the memory of its contribution again, so that what others read there is not valid
     calls    the last `NUM_CALLS` calls: what is to be done, and where this rank's contribution lies
