@@ -21,6 +21,13 @@ from minddp.tools.audit.weights import CLOSE, AuditedStep, GradientPart, Group
 
 EQUAL = 1e-4  # relative, of gradients
 
+#: Rich fills in the rest. Lines wrap on a narrow screen.
+PAGE = (
+    '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Audit</title>'
+    "<style>{stylesheet} body {{ color: {foreground}; background: {background}; }} pre {{ white-space: pre-wrap; }}"
+    "</style><pre><code>{code}</code></pre>"
+)
+
 
 class Verdict(NamedTuple):
     """`kind` is a word for the sentence. A verdict that is no fault is right, or says what cannot be told."""
@@ -195,4 +202,4 @@ class Report(NamedTuple):
         console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
         self.explain(console)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        console.save_html(str(path))
+        console.save_html(str(path), code_format=PAGE)

@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser, out: str = "--xray") -> None:
         "--watch", action="store_true", help="with torch's own DDP, FSDP2 or neither: warn of problems"
     )
     ours.add_argument("--watch-raises", action="store_true", help="watch, and end at the first problem")
-    ours.add_argument("--watch-json", type=Path, metavar="FILE", help="watch, and append each problem to FILE")
+    ours.add_argument("--watch-json", type=writable_file, metavar="FILE", help="watch, and append problems to FILE")
     ours.add_argument(
         "--steps",
         type=step_range,
@@ -50,6 +50,15 @@ def add_options(parser: argparse.ArgumentParser, out: str = "--xray") -> None:
         metavar="FIRST:LAST",
         help="steps, without LAST (10:15; for an audit 3:6)",
     )
+
+
+def writable_file(text: str) -> Path:
+    """Refuse a file that cannot be appended to now, rather than at the first finding."""
+    try:
+        Path(text).open("a").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {error.strerror}.") from error
+    return Path(text)
 
 
 def step_range(text: str) -> range:

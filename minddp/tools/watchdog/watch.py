@@ -157,6 +157,8 @@ class Outlet(logging.Handler):
 
     def __init__(self, file: str | None):
         super().__init__(logging.WARNING)
+        if file is not None:
+            Path(file).open("a").close()  # an error now rather than at the first finding
         self._file = file
         self.findings: list[Finding] = []
         logging.getLogger("minddp.tools.watchdog").addHandler(self)

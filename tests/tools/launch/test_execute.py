@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from minddp.cli import main
+from minddp.tools.launch.execute import add_options
 from tests.tools.launch.script import QUESTION
 
 
@@ -58,3 +60,14 @@ def test_only_the_command_pays_for_torch() -> None:
         "import minddp.cli, minddp.tools.launch.execute; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=240, check=False).returncode == 0
+
+
+def test_a_file_for_findings_that_cannot_be_written_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--watch-json", str(tmp_path / "missing" / "found.jsonl")])
+    assert "found.jsonl cannot be written: No such file or directory." in capsys.readouterr().err
+    assert parser.parse_args(["--watch-json", str(tmp_path / "found.jsonl")]).watch_json.exists()
