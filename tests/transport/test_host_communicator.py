@@ -64,6 +64,13 @@ def start():
 Start = Callable[..., list[Rank]]
 
 
+def happens(condition: Callable[[], bool], limit_s: float = 5.0) -> bool:
+    end = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    return condition()
+
+
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_all_get_the_sum(start: Start, world_size: int) -> None:
     ranks = start(world_size)
@@ -157,6 +164,23 @@ def test_a_rank_that_has_left_already_is_named(start: Start) -> None:
     ranks[1].leave()
     with pytest.raises(RuntimeError, match="Rank 1 has left before all_reduce 1"):
         ranks[0].launch().wait()
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_rank_whose_last_message_has_been_read_is_named(
+    start: Start, monkeypatch: pytest.MonkeyPatch, is_waited_for: bool
+) -> None:
+    """No further event would wake a thread that sleeps."""
+    monkeypatch.setattr(host_communicator, "GRACE_S", 60.0)
+    ranks = start(2, limit_s=60.0)
+    ranks[1].leave()
+    assert happens(lambda: 1 in ranks[0].host._ended)
+    work = ranks[0].launch()
+    if is_waited_for:
+        threading.Thread(target=ranks[0].host.wait_for, args=(work._collective,)).start()
+    assert happens(work.is_completed)
+    with pytest.raises(RuntimeError, match="Rank 1 has left before all_reduce 0"):
+        work.wait()
 
 
 def test_a_rank_may_leave_after_its_part_is_done(start: Start) -> None:

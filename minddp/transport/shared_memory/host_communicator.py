@@ -242,6 +242,8 @@ class HostCommunicator:
             collective.steps, collective.waits_for = steps(self, number, ours, *arguments), self.done
             self._in_flight[number] = collective
             self._num_launched += 1
+        if self._ended:  # no message will wake the progress thread, which finds out whether this can be done
+            self._peers.wake_self()
         # After a failure the progress thread may have ended. A later failure comes across this collective.
         has_failed = self._failure is not None
         copies = 0 if ours.is_callers else ours.tensor.nbytes
@@ -396,15 +398,15 @@ class HostCommunicator:
                     self._spin_wait.spin(first.waits_for.poll(first.until), left_s)
             if self._can_advance():
                 continue
+            self._fail_if_hopeless()  # nothing wakes this thread for a rank whose last message it has read
             self._control.set_asleep(WAITER_ASLEEP, True)
             try:
-                if not self._can_advance():
+                if self._failure is None and not self._can_advance():
                     self._handle(self._peers.poll(self._limit_ms(left_s)))
             finally:
                 self._control.set_asleep(WAITER_ASLEEP, False)
             if self._peers.is_closed:
                 self._fail(DESTROYED, reason_for_peers="")
-            self._fail_if_hopeless()
 
     def _advance(self, only_begin: bool = False) -> list[Collective]:
         """Take every step that is possible now. Returns the collectives that are done."""
