@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from minddp.platform import streams
 from minddp.transport import nccl, process_group
+from minddp.transport.shared_memory import shared_memory_transport
 from tests.simulated_device.collectives import ProcessGroupStream
 from tests.simulated_device.device import Event, SimulatedDevice, Stream
 from tests.simulated_device.nccl_of_cupy import connect_gpus
@@ -47,7 +48,8 @@ def simulated_device() -> Iterator[SimulatedDevice]:
         (torch.Tensor, "record_stream", lambda tensor, stream: device.memory_of(tensor).kept_for.add(stream)),
         (torch.futures, "wait_all", lambda futures: [future.wait() for future in futures]),
         (dist, "get_backend", lambda _group=None: "nccl"),
-        (process_group, "backend_for", lambda _group, _device: None),
+        # Also where it was imported: a first import within would keep the replacement
+        *((place, "backend_for", lambda _group, _device: None) for place in (process_group, shared_memory_transport)),
         (nccl, "connect_gpus", lambda group, _device: connect_gpus(device, group)),
         *copies(device),
     ]
