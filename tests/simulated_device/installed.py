@@ -49,7 +49,8 @@ def simulated_device() -> Iterator[SimulatedDevice]:
         (torch.futures, "wait_all", lambda futures: [future.wait() for future in futures]),
         (dist, "get_backend", lambda _group=None: "nccl"),
         # Also where it was imported: a first import within would keep the replacement
-        *((place, "backend_for", lambda _group, _device: None) for place in (process_group, shared_memory_transport)),
+        (process_group, "backend_for", lambda _group, _device: None),
+        (shared_memory_transport, "backend_for", lambda _group, _device: None),
         (nccl, "connect_gpus", lambda group, _device: connect_gpus(device, group)),
         *copies(device),
     ]
