@@ -22,7 +22,6 @@ from functools import partial
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from minddp.core.autograd import weakly
 from minddp.core.backward_end import PassEnds
 from minddp.core.bucket import GradientBucket
 from minddp.core.bucket_store import BucketStore
@@ -64,9 +63,9 @@ class BackwardPass:
 
     It has all the state of one backward, so to drop it is the reset, after an exception, too.
 
-    The engine refers to the pass through the hooks, so the pass must refer only weakly to the wrapper: to methods
-    of the reducer, `on_all_launched()`, `on_ready_twice(param)` and `on_end(pass, backward)`, and to the strategy,
-    which may hold a user's communication hook.
+    The engine refers to the pass through the hooks, so the pass must refer only weakly to the wrapper. The reducer
+    passes `on_all_launched()`, `on_ready_twice(param)` and `on_end(pass, backward)` made by `weakly`. The pass
+    refers weakly to the strategy, which may hold a user's communication hook.
     """
 
     def __init__(
@@ -88,9 +87,9 @@ class BackwardPass:
         self.events = events
         self._packing_modes = [mode for mode in modes if type(mode).before_pack is not Mode.before_pack]
         self._launching_modes = [mode for mode in modes if type(mode).before_launch is not Mode.before_launch]
-        self._on_all_launched = weakly(on_all_launched)
-        self._on_ready_twice = weakly(on_ready_twice)
-        self._on_end = weakly(on_end)
+        self._on_all_launched = on_all_launched
+        self._on_ready_twice = on_ready_twice
+        self._on_end = on_end
 
         # The state.
         self.phase = Phase.PREPARED

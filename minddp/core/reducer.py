@@ -72,6 +72,11 @@ class Reducer:
         self._further_backward = -1  # a backward that entered at another output of that forward
         self._expects_average = False  # the latest forward was synchronised, and no local gradient was warned of
 
+        # Weakly, since the engine keeps hooks and callbacks, and with them a pass.
+        self._weak_on_hook = autograd.weakly(self._on_hook)
+        self._calls_of_pass = tuple(
+            map(autograd.weakly, (self._on_all_launched, self._on_ready_twice, self._on_backward_end))
+        )
         hooks.on_error = autograd.weakly(self.events.report)
         self._bind_hooks()
         unfinished.watch(self)
@@ -111,9 +116,10 @@ class Reducer:
         if Phase.PREPARED not in ALLOWED[self.phase]:
             raise RuntimeError(f"minddp: a reducer in phase {self.phase.name} cannot become PREPARED.")
         parts = (self.store, self.usage_tracker, self.modes, self.events)
-        calls = (self._on_all_launched, self._on_ready_twice, self._on_backward_end)
         finalizes_at_end = self.finalizes_at_end or is_further
-        self.current = BackwardPass(*parts, *calls, finalizes_at_end=finalizes_at_end, is_further=is_further)
+        self.current = BackwardPass(
+            *parts, *self._calls_of_pass, finalizes_at_end=finalizes_at_end, is_further=is_further
+        )
         self._bind_hooks()
 
     def _hook_outputs(self, output: Any, *, before_other_hooks: bool = False) -> None:
@@ -162,7 +168,7 @@ class Reducer:
     def _bind_hooks(self) -> None:
         """See [Note: the hook is bound]."""
         current = self.current
-        handler: Callable[[int], object] = autograd.weakly(self._on_hook)
+        handler: Callable[[int], object] = self._weak_on_hook
         if current is not None and current.phase is Phase.ACCUMULATING and not self.usage_tracker.is_recording:
             handler = current.mark_ready
         opens_pass = self.phase is Phase.PREPARED  # the first hook changes the phase, and so binds again

@@ -89,7 +89,7 @@ class UsageMap:
     def _marks_on_device(self) -> torch.Tensor:
         if all(self._marks):
             return torch.ones(len(self._marks) + 1, dtype=torch.int32, device=self._device)
-        if streams.has_streams(self._device) and streams.is_capturing(self._device):
+        if streams.is_capturing(self._device):
             raise RuntimeError(
                 f"A CUDA graph captures this backward, but it left {self._marks.count(0)} of {len(self._marks)} "
                 f"parameters unused. The host has to read if other ranks have used them, which no graph can do. "

@@ -31,6 +31,8 @@ def timed_event(device: torch.device) -> Any:
 
 def is_capturing(device: torch.device) -> bool:
     """True while a graph captures the operations of the current stream instead of running them."""
+    if not has_streams(device):
+        return False
     ask = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     return ask is not None and ask()
 

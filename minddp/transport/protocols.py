@@ -64,9 +64,8 @@ class Transport(Protocol):
         """The tensors of all ranks in rank order; shapes and dtypes must be equal on all ranks. Blocks."""
 
 
-@runtime_checkable
-class DropsTogether(Protocol):
-    """A transport that counts its collectives, so that all ranks drop an interrupted backward, or none does."""
+class DropsTogether:
+    """The base of a transport that counts its collectives, so that all ranks drop an interrupted backward, or none does."""
 
     def settle(self) -> None:
         """All ranks have made the same collectives so far."""

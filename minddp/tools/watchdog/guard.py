@@ -101,9 +101,11 @@ class Guard(Mode, StepWatcher):
         """Call a method of the checks that have it. A check that fails is left out from then on."""
         if streams.is_capturing(self._device):
             return
-        for check in [one for one in self.checks.values() if hasattr(one, method) and one not in self._failed]:
+        for check in self.checks.values():
+            if (look := getattr(check, method, None)) is None or check in self._failed:
+                continue
             try:
-                getattr(check, method)(*args)
+                look(*args)
             except Exception:
                 self._failed.append(check)
                 _log.warning("A check of the guard has failed and is left out from now on.", exc_info=True)

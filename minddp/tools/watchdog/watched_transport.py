@@ -35,7 +35,7 @@ from minddp.core.autograd import weakly
 from minddp.extension import Extension
 from minddp.tools.watchdog.inquiry import Inquiry
 from minddp.tools.watchdog.rank_state import RankState, where_is_main_thread
-from minddp.transport.protocols import Transport, Work
+from minddp.transport.protocols import DropsTogether, Transport, Work
 
 if TYPE_CHECKING:
     from minddp.ddp import DistributedDataParallel
@@ -49,7 +49,7 @@ class Stuck(RuntimeError):
     """The ranks cannot go on; the message says which ranks wait for what, and the remedy."""
 
 
-class WatchedTransport:
+class WatchedTransport(DropsTogether):
     """Every wait without a timeout of its own is watched. See [Note: how long to wait].
 
     `state` returns the state of the module's reducer, `None` if the module is gone. It must not keep that alive.
