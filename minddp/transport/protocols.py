@@ -65,7 +65,7 @@ class Transport(Protocol):
 
 
 class DropsTogether:
-    """The base of a transport that counts its collectives, so that all ranks drop an interrupted backward, or none does."""
+    """A transport that counts its collectives, so that all ranks drop an interrupted backward, or none does."""
 
     def settle(self) -> None:
         """All ranks have made the same collectives so far."""

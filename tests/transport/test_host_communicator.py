@@ -183,6 +183,21 @@ def test_a_rank_whose_last_message_has_been_read_is_named(
         work.wait()
 
 
+def test_a_rank_that_will_look_by_itself_is_not_woken(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 60.0)
+    ranks, woken = start(2), []
+    works = [rank.launch() for rank in ranks]
+    assert happens(lambda: ranks[0].host._progress.will_look)
+    with monkeypatch.context() as patched:
+        patched.setattr(peer_sockets.PeerSockets, "wake", lambda _, others: woken.extend(others))
+        works += [rank.launch() for rank in ranks]
+    assert 0 not in woken
+    for rank, work in zip(ranks * 2, works, strict=True):
+        rank.host.hurry(work._collective)
+    for work in works:
+        work.wait()
+
+
 def test_a_rank_may_leave_after_its_part_is_done(start: Start) -> None:
     ranks = start(2)
     for rank in ranks:

@@ -15,6 +15,7 @@ Source: gloo/allreduce.cc, function `ring`, of github.com/facebookincubator/gloo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -28,6 +29,7 @@ Tensors = Sequence[torch.Tensor]
 AdditionOrder = Sequence[tuple[int, int]]
 
 
+@functools.lru_cache(maxsize=4096)
 def chunk_bounds(chunk: int, world_size: int, numel: int, itemsize: int) -> tuple[int, int]:
     """First and last-plus-one element of a chunk, in a buffer of `numel` elements of `itemsize` bytes."""
     nbytes = numel * itemsize

@@ -20,6 +20,7 @@ reads `asleep`. Between write and read there has to be a barrier (`fence`), or b
 
 from __future__ import annotations
 
+import array
 import mmap
 import platform
 import threading
@@ -122,8 +123,8 @@ class ControlBlock:
 
     def write_call(self, number: int, call: Call) -> None:
         start = self._place(self._ours, number)
-        for word, value in enumerate((*call[:1], DTYPES.index(call.dtype), *call[2:]), start):
-            self._words[word] = value
+        words = array.array("q", (call.kind, DTYPES.index(call.dtype), *call[2:]))
+        self._words[start : start + WORDS_PER_CALL] = memoryview(words)
 
     def call_of(self, rank: int, number: int) -> Call:
         start = self._place(rank, number)

@@ -196,9 +196,9 @@ class HostCommunicator:
         self._launching = threading.RLock()
         self._turn = threading.RLock()  # always taken by `_take_turn`
         self._urgent = _Flag()
-        thread = _ProgressThread(self, self._control, self._peers, self._urgent)
-        thread.start()
-        self.end = weakref.finalize(self, thread.end)
+        self._progress = _ProgressThread(self, self._control, self._peers, self._urgent)
+        self._progress.start()
+        self.end = weakref.finalize(self, self._progress.end)
 
     # ------------------------------------------------------------------ for any thread
 
@@ -621,8 +621,8 @@ class HostCommunicator:
     # ------------------------------------------------------------------ the progress thread
 
     def _hand_over(self) -> None:
-        """No thread waits now: from here on the progress thread is woken."""
-        if self._in_flight:
+        """No thread waits now: from here on the progress thread is woken, unless it will look by itself."""
+        if self._in_flight and not self._progress.will_look:
             self._control.set_asleep(PROGRESS_ASLEEP, True)
             if self._can_advance():
                 self._peers.wake_self()
@@ -678,13 +678,16 @@ class _ProgressThread(threading.Thread):
         self._delay_s = host.progress_delay_s
         self._lane = host.lane
         self._process = os.getpid()
+        self.will_look = False  # True: within the delay, at all that is in flight by then
 
     def run(self) -> None:
         limit_ms: float | None = None
         while not self._peers.is_closed:
             self._peers.sleep(limit_ms)
+            self.will_look = True
             self._control.set_asleep(PROGRESS_ASLEEP, False)
             self._urgent.wait(self._delay_s)
+            self.will_look = False
             if (host := self._host()) is not None:
                 try:
                     limit_ms = host.take_turn()
