@@ -128,7 +128,8 @@ def presets() -> dict[str, dict[str, Any]]:
 
 def settings(hop: Link, **changes: Any) -> dict[str, Any]:
     usual = {"capMib": None, "slow": 1, "taken": 0, "embeddingMib": 0, "accumulate": 1, "wireBytes": 4}
-    return usual | {"rate": hop.bytes_per_s / 1e9, "latencyUs": 1e6 * hop.latency_s} | changes
+    # A fitted hop depends on the machine's linear algebra in its last digit.
+    return usual | {"rate": round(hop.bytes_per_s / 1e9, 9), "latencyUs": round(1e6 * hop.latency_s, 6)} | changes
 
 
 # ---------------------------------------------------------------------- all-reduces, by provenance
