@@ -157,14 +157,14 @@ def inside_another_backward() -> bool:
 
 
 def call_when_gradient_enters(
-    output: Any, callback: Callable[[set[int], bool], None], *, before_other_hooks: bool = False
+    output: Any, callback: Callable[[set[int], int | None], None], *, before_other_hooks: bool = False
 ) -> set[int]:
     """Call the method `callback` whenever a backward reaches a tensor in `output`.
 
     Returns the places of the tensors that no backward has reached, and keeps that set up to date. The arguments of
-    the call are this set, and True if this tensor is reached for the first time. The call is made within the
-    backward that the user called, whereas the hooks of parameters may fire in nested backwards (reentrant
-    checkpointing). The method's object is referenced weakly, since the output may outlive the wrapper.
+    the call are this set, and the place of this tensor if it is reached for the first time, else `None`. The call
+    is made within the backward that the user called, whereas the hooks of parameters may fire in nested backwards
+    (reentrant checkpointing). The method's object is referenced weakly, since the output may outlive the wrapper.
 
     An in-place operation on a view gives the view another node, which the hook does not follow. The base of the
     view keeps its node, so it is hooked, too.
@@ -174,9 +174,9 @@ def call_when_gradient_enters(
     unreached = set(range(len(tensors)))
 
     def on_gradient(place: int, _grad: torch.Tensor) -> None:
-        is_first = place in unreached
+        new_place = place if place in unreached else None
         unreached.discard(place)
-        call(unreached, is_first)
+        call(unreached, new_place)
 
     bases = [base for tensor in tensors if (base := tensor._base) is not None and base.grad_fn is not None]
     for place, tensor in enumerate([*tensors, *bases]):

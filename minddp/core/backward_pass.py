@@ -97,6 +97,7 @@ class BackwardPass:
         self.is_further = is_further  # made by a backward: the one before has left some outputs of its forward
         self.ends = PassEnds(self._on_backward_end, self.note_failure)
         self.is_refused = False  # an error was raised for missing gradients: later ones are not reduced
+        self.entered: list[tuple[set[int], int]] = []  # outputs, see `Reducer._hook_outputs`
         self.grads_left: dict[torch.Tensor, TensorWeakRef] | None = None  # by an exception
 
         # The counts of gradients that have not arrived. Set by the first hook: until then the buckets may change.
@@ -126,6 +127,12 @@ class BackwardPass:
 
     def _on_backward_end(self, backward: int) -> None:
         self._on_end(self, backward)
+
+    def forget_entries(self) -> None:
+        """The backward that has entered at outputs reached no parameter: they count as not reached."""
+        for forward, place in self.entered:
+            forward.add(place)
+        self.entered.clear()
 
     def note_failure(self) -> None:
         """An exception has ended the backward: note which gradients it has left."""

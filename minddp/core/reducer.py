@@ -126,7 +126,8 @@ class Reducer:
         """Notice when a backward enters at `output`, the result of the latest forward.
 
         The set of its tensors that no backward has reached stands for the forward. `autograd.grad` of an output
-        enters there, too. It reaches no parameter, so the pass stays PREPARED for the backward that follows.
+        enters there, too. It reaches no parameter, so the pass stays PREPARED for the backward that follows, and
+        the output counts as not reached.
         """
         assert self.current is not None, "a pass has been made"
         unreached = autograd.call_when_gradient_enters(
@@ -228,10 +229,10 @@ class Reducer:
 
     # ------------------------------------------------------------------ the end of backward
 
-    def _on_gradient_enters(self, forward: set[int], at_new_tensor: bool) -> None:
+    def _on_gradient_enters(self, forward: set[int], new_place: int | None) -> None:
         """A backward, the one that the user called, enters at the outputs of `forward`, see `_hook_outputs`."""
         if forward is self._last_entered:  # a further backward, perhaps at another output
-            if at_new_tensor:
+            if new_place is not None:
                 self._further_backward = autograd.current_backward()
             if self.current is None and self.usage_tracker.awaits_further_backward():
                 reason = next((mode.why_not_twice for mode in self.modes if mode.why_not_twice), "")
@@ -240,6 +241,8 @@ class Reducer:
                 self._make_pass(is_further=True)
         if self.current is None:
             return
+        if new_place is not None:
+            self.current.entered.append((forward, new_place))
         if self._queue_end_callback(at_outputs=True) and self.phase is Phase.PREPARED:
             for mode in self.modes:
                 mode.backward_begins()
@@ -269,6 +272,7 @@ class Reducer:
         is_last = not current.ends.is_any_awaited(but=backward)
         with self.events.reporting():
             if current.phase is Phase.PREPARED:  # it reached no parameter
+                current.forget_entries()
                 self.usage_tracker.backward_was_empty()
                 self.hooks.check_conversions(range(len(self.params)))
                 if current.is_further:  # no forward awaits one

@@ -121,7 +121,7 @@ class MixedPrecision(Mode):
 
     before_unpack = restore
 
-    def _on_backward(self, _unreached: set[int], _is_first: bool) -> None:
+    def _on_backward(self, _unreached: set[int], _place: int | None) -> None:
         self._lower()
         _cast_grads(self._params.values())
         autograd.call_at_end_of_backward(self.restore)

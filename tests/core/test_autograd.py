@@ -162,22 +162,22 @@ def test_a_nested_backward_differs_from_the_outer_one() -> None:
 
 def test_the_beginning_is_reported_for_each_output() -> None:
     weight = torch.nn.Parameter(torch.tensor(2.0))
-    began: list[bool] = []
+    began: list[int | None] = []
     outputs = {"a": [weight * 1, weight.detach()], "b": (weight * 3,)}
 
     class Listener:
-        def note(self, _unreached: set[int], is_first: bool) -> None:
-            began.append(is_first)
+        def note(self, _unreached: set[int], place: int | None) -> None:
+            began.append(place)
 
     listener = Listener()
     autograd.call_when_gradient_enters(outputs, listener.note)
     outputs["b"][0].backward(retain_graph=True)
     outputs["b"][0].backward(retain_graph=True)
     outputs["a"][0].backward(retain_graph=True)
-    assert began == [True, False, True]
+    assert began == [1, None, 0]
     del listener  # only referenced weakly: the outputs may outlive it
     outputs["b"][0].backward()
-    assert began == [True, False, True]
+    assert began == [1, None, 0]
 
 
 def test_tensors_are_found_within_containers_and_dataclasses() -> None:

@@ -26,7 +26,7 @@ class Owner:
         self.ends = PassEnds(self.on_end, self.on_failure)
         self.ends.is_visible = bool(call_when_gradient_enters(output, self.on_begin))
 
-    def on_begin(self, _unreached: set[int], at_new_tensor: bool) -> None:
+    def on_begin(self, _unreached: set[int], place: int | None) -> None:
         self.log.append("begin")
         self.ask(at_outputs=True)
 

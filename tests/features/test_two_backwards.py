@@ -36,10 +36,14 @@ class Heads(nn.Module):
 @on_ranks(2)
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize(
-    "orders", [("lr", "lr"), ("rl", "rl"), ("br", "lr"), ("lb", "bl"), ("ll", "lr"), ("lr", "rl")]
+    "orders",
+    [
+        *(("lr", "lr"), ("rl", "rl"), ("br", "lr"), ("lb", "bl"), ("ll", "lr"), ("lr", "rl")),
+        *(("Lrl", "Lrl"), ("Lrl", "rl"), ("rLl", "rl"), ("LRlr", "lr"), ("rLl", "rLl")),
+    ],
 )
 def test_each_output_may_have_its_backward(rank: int, orders: tuple[str, str], shares: bool) -> None:
-    """`orders`: on each rank the outputs of its backwards; "b" stands for both at once.
+    """`orders`: on each rank the outputs of its backwards; "b" stands for both at once, "L" for `autograd.grad`.
 
     The gradients are the mean of what the ranks compute alone. Torch raises where outputs share parameters. All
     ranks reduce the second backward if the first has left an output on one of them.
@@ -50,12 +54,15 @@ def test_each_output_may_have_its_backward(rank: int, orders: tuple[str, str], s
     for step in range(4):
         ddp.zero_grad()
         alone.zero_grad()
-        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * step + rank)).requires_grad_()
         for module in (ddp, alone):
             losses = dict(zip("lr", (output.square().sum() for output in module(x)), strict=True))
             losses["b"] = losses["l"] + losses["r"]
             for call in orders[rank]:
-                losses[call].backward(retain_graph=True)
+                if call in losses:
+                    losses[call].backward(retain_graph=True)
+                else:  # reaches no parameter, so that the output is still to have its backward
+                    torch.autograd.grad(losses[call.lower()], x, retain_graph=True)
         for wrapped, param in zip(ddp.module.parameters(), alone.parameters(), strict=True):
             total = torch.zeros_like(param) if param.grad is None else param.grad
             dist.all_reduce(total)

@@ -98,7 +98,7 @@ class WrapperGuard(Guard):
             self._phase = "PREPARED"
             call_when_gradient_enters(output, self._gradient_enters)
 
-    def _gradient_enters(self, _unreached: set[int], _is_first: bool) -> None:
+    def _gradient_enters(self, _unreached: set[int], _place: int | None) -> None:
         if self._phase == "PREPARED":
             self._phase = "ACCUMULATING"
             self.first_gradient(-1)
