@@ -15,18 +15,9 @@ import pytest
 from tests.tools.elastic.job import Job, digests
 from tests.tools.elastic.survivor import undisturbed
 
-SLOW = pytest.mark.slow
-IN_A_STEP = (
-    "backward",
-    "vote",
-    "after vote",
-    *(pytest.param(m, marks=SLOW) for m in ("forward", "buffers", "end of step")),
-)
-AT_THE_START = (
-    "move",
-    "receive",
-    *(pytest.param(m, marks=SLOW) for m in ("construction", "after construction", "after move")),
-)
+
+def moments(*fast: str, slow: tuple[str, ...]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("moment", [*fast, *(pytest.param(m, marks=pytest.mark.slow) for m in slow)])
 
 
 def fault(member: int, moment: str, step: int = 0, signal: str = "SIGKILL") -> dict[str, Any]:
@@ -46,8 +37,9 @@ def of(events: Any, kind: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == kind]
 
 
-@pytest.mark.parametrize("moment", IN_A_STEP)  # the loss is noticed without a time limit: all are 60 s or more
+@moments("backward", "vote", "after vote", slow=("forward", "buffers", "end of step"))
 def test_a_rank_dies_in_a_step(moment: str) -> None:
+    """The loss is noticed without a time limit: all are 60 s or more."""
     events = train(4, fault(2, moment, 5))
     assert len(digests(events)) == 3
     assert len(of(events, "fault")) == 1
@@ -55,7 +47,7 @@ def test_a_rank_dies_in_a_step(moment: str) -> None:
     assert len(counted) == len(set(counted)), "a step has counted twice"
 
 
-@pytest.mark.parametrize("moment", AT_THE_START)
+@moments("move", "receive", slow=("construction", "after construction", "after move"))
 def test_ranks_die_while_the_others_come_together(moment: str) -> None:
     assert len(digests(train(3, fault(1, moment)))) == 2
 
