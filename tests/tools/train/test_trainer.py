@@ -18,7 +18,7 @@ from minddp.tools.train.loop import train
 from minddp.tools.train.settings import Settings, SettingsError
 from minddp.tools.train.task import load_task
 from minddp.tools.train.trainer import Trainer
-from tests.ranks import RankFailure
+from tests.ranks import RankFailure, of_all_ranks, on_ranks
 from tests.tools.train.batch_norm_task import NAME
 from tests.tools.train.runs import TINY_GPT, assert_same_bits, final_bits, records, tiny, train_here, world_here
 
@@ -68,27 +68,24 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert records(broken.folder, "validation")[-1] == records(whole.folder, "validation")[-1]
 
 
-def _train_two(rank: int, one: Settings, other: Settings, steps: int) -> float:
-    """The largest difference between the weights of two runs."""
-    trainers = [trainer_here(rank, settings) for settings in (one, other)]
-    for _ in range(steps):
-        for trainer in trainers:
-            trainer.optimizer_step()
-    pairs = zip(*(trainer.model.parameters() for trainer in trainers), strict=True)
-    return max((a - b).abs().max().item() for a, b in pairs)
-
-
-def test_accumulating_sums_the_same_gradient_as_a_larger_batch(ranks, tmp_path: Path) -> None:
+@on_ranks(2)
+def test_accumulating_sums_the_same_gradient_as_a_larger_batch(rank: int, tmp_path: Path) -> None:
     large = tiny(tmp_path, ddp="torch", task_options=TINY_GPT, batch_size=4, learning_rate=2e-3)
     small = dataclasses.replace(large, batch_size=2, accumulate=2, learning_rate=1e-3)
-    other = dataclasses.replace(large, seed=1)
-    assert max(ranks(2).run(_train_two, large, small, 4)) < 1e-5
-    assert min(ranks(2).run(_train_two, large, other, 4)) > 1e-3  # the comparison can fail
+    trained, *others = (trainer_here(rank, it) for it in (large, small, dataclasses.replace(large, seed=1)))
+    for trainer in (trained, *others):
+        for _ in range(4):
+            trainer.optimizer_step()
+    params = torch.nn.utils.parameters_to_vector(trained.model.parameters())
+    accumulated, apart = (torch.nn.utils.parameters_to_vector(other.model.parameters()) for other in others)
+    assert (params - accumulated).abs().max() < 1e-5
+    assert (params - apart).abs().max() > 1e-3  # the comparison can fail
 
 
-def _gradients_of_two_passes(rank: int, settings: Settings) -> list[torch.Tensor]:
-    """One parameter's gradient after a pass that is not the step's last, and after the last."""
-    trainer = trainer_here(rank, settings)
+@pytest.mark.parametrize("ddp", ["torch", "minddp"])
+@on_ranks(2)
+def test_gradients_travel_in_the_last_pass_only(rank: int, tmp_path: Path, ddp: str) -> None:
+    trainer = trainer_here(rank, tiny(tmp_path, ddp=ddp, accumulate=2))
     weight, passes = trainer.model.head.weight, []
     backward = torch.Tensor.backward
 
@@ -98,44 +95,29 @@ def _gradients_of_two_passes(rank: int, settings: Settings) -> list[torch.Tensor
 
     with mock.patch.object(torch.Tensor, "backward", recorded):
         trainer.optimizer_step()
-    return passes
+    assert [torch.equal(*of_ranks) for of_ranks in zip(*of_all_ranks(passes), strict=True)] == [False, True]
 
 
-@pytest.mark.parametrize("ddp", ["torch", "minddp"])
-def test_gradients_travel_in_the_last_pass_only(ranks, tmp_path: Path, ddp: str) -> None:
-    first, second = ranks(2).run(_gradients_of_two_passes, tiny(tmp_path, ddp=ddp, accumulate=2))
-    assert not torch.equal(first[0], second[0])
-    assert torch.equal(first[1], second[1])
-
-
-def _weights_and_dropout(rank: int, settings: Settings) -> tuple[list[torch.Tensor], torch.Tensor]:
-    trainer = trainer_here(rank, settings)
+@on_ranks(2)
+def test_ranks_share_the_weights_but_not_the_dropout(rank: int, tmp_path: Path) -> None:
+    trainer = trainer_here(rank, tiny(tmp_path, ddp="torch"))
     dropped = nn.functional.dropout(torch.ones(64), 0.5)
     for _ in range(3):
         trainer.optimizer_step()
-    return [param.detach() for param in trainer.model.parameters()], dropped
+    assert_same_bits(*of_all_ranks(trainer.model.state_dict()))
+    assert not torch.equal(*of_all_ranks(dropped))
 
 
-def test_ranks_share_the_weights_but_not_the_dropout(ranks, tmp_path: Path) -> None:
-    (weights_0, dropped_0), (weights_1, dropped_1) = ranks(2).run(_weights_and_dropout, tiny(tmp_path, ddp="torch"))
-    assert_same_bits(weights_0, weights_1)
-    assert not torch.equal(dropped_0, dropped_1)
-
-
-def _validate_own_statistics(rank: int, settings: Settings) -> tuple[float, float]:
-    """Validation losses when all ranks have the same statistics, and when rank 1 has others."""
+@on_ranks(2)
+def test_validation_judges_the_model_of_rank_0(rank: int, tmp_path: Path) -> None:
+    """Rank 1 has other statistics the second time."""
+    settings = Settings(task=NAME, out=tmp_path, ddp="torch", device="cpu", validation_samples=20)
     trainer = trainer_here(rank, settings)
-    together = trainer.validate().loss
+    together = trainer.validate()
     for buffer in trainer.model.buffers():
         if rank == 1 and buffer.is_floating_point():
             buffer.fill_(5.0)
-    return together, trainer.validate().loss
-
-
-def test_validation_judges_the_model_of_rank_0(ranks, tmp_path: Path) -> None:
-    settings = Settings(task=NAME, out=tmp_path, ddp="torch", device="cpu", validation_samples=20)
-    for together, apart in ranks(2).run(_validate_own_statistics, settings):
-        assert apart == together
+    assert trainer.validate() == together
 
 
 def test_two_classes_are_learned(ranks, tmp_path: Path) -> None:
@@ -275,26 +257,23 @@ def test_a_task_of_ones_own_is_learned(ranks, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "says"), [("own.py:line", "no attribute 'line'"), ("none.py:x", "No module named 'none'")]
-)
-def test_a_task_that_is_not_there(tmp_path: Path, task: str, says: str) -> None:
-    (tmp_path / "own.py").write_text(OWN_TASK)
-    with pytest.raises(SettingsError, match=f"cannot be imported: .*{says}"):
-        load_task(Settings(task=f"{tmp_path}/{task}", out=tmp_path))
-
-
-@pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ({"task": "own.py:line"}, "cannot be imported: .*no attribute 'line'"),
+        ({"task": "none.py:x"}, "cannot be imported: .*No module named 'none'"),
         (
-            {"ddp_options": ("transport=nccl",), "ddp": "torch"},
-            "--ddp torch --ddp-options transport=nccl: got an unexpected keyword argument",
+            {"ddp_options": ("transport=nccl",)},
+            "--ddp torch --ddp-options transport=nccl: got an unexpected keyword",
         ),
         ({"batch_size": 2_000_000}, "do not fill one batch of 2000000 for each of 2 ranks"),
     ],
 )
-def test_settings_that_do_not_fit_the_data_or_the_ranks(
-    ranks, tmp_path: Path, changes: dict[str, Any], says: str
+@on_ranks(2)
+def test_settings_that_do_not_fit_the_task_or_the_ranks(
+    rank: int, tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(RankFailure, match=says):
-        ranks(2).run(train_here, tiny(tmp_path, **changes))
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    if "task" in changes:
+        changes = {"task": f"{tmp_path}/{changes['task']}", "task_options": ()}
+    with pytest.raises(SettingsError, match=says):
+        trainer_here(rank, tiny(tmp_path, ddp="torch", **changes))
