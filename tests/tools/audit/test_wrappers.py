@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +11,8 @@ import pytest
 import minddp
 from tests.ranks import RankPool
 from tests.tools.audit import wrappers
+from tests.tools.launch import jobs
 
-ROOT = Path(__file__).resolve().parents[3]
 RIGHT = {
     "FSDP2": (2, wrappers.fsdp, "", 1 / 2),
     "FSDP2, bf16": (2, wrappers.fsdp, "bf16", 1 / 2),
@@ -85,9 +83,8 @@ def test_frameworks(tmp_path: Path, script: str, native: list[str]) -> None:
     if find_spec(package) is None:
         pytest.skip(f"needs {package}")
     name, *arguments = script.split()
-    path = str(ROOT / "tests" / "tools" / "audit" / "frameworks" / f"{name}.py")
-    command = [sys.executable, "-m", "minddp", "audit", *native, "--out", str(tmp_path), path, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    path = str(Path(__file__).parent / "frameworks" / f"{name}.py")
+    done = jobs.minddp("audit", *native, "--out", str(tmp_path), path, *arguments)
     assert done.returncode == 0, done.stderr
     assert text in done.stdout.replace("\n", " ").replace("  ", " "), done.stdout + done.stderr
     assert text.split(":")[0] in (tmp_path / "audit.html").read_text()
