@@ -42,9 +42,7 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
 
 def peak_learning_rate(settings: Settings, num_ranks: int) -> float:
     """The learning rate after warm-up, scaled for this number of ranks and for accumulation."""
-    times = num_ranks * settings.accumulate
-    scale = {"linear": times, "sqrt": math.sqrt(times), "none": 1}
-    return settings.learning_rate * scale[settings.scale_rate]
+    return settings.learning_rate * num_ranks * settings.accumulate
 
 
 def learning_rate(settings: Settings, num_ranks: int, step: int) -> float:

@@ -115,7 +115,8 @@ torch.cuda.cudart()
 
 
 def test_what_has_no_replacement_raises_and_what_has_one_means_what_it_does_on_a_gpu(tmp_path: Path) -> None:
-    done = minddp("exec", "--on-cpu", sys.executable, "-c", ASK, cwd=tmp_path)
+    (tmp_path / "train.py").write_text(ASK)  # torch.jit reads the source
+    done = minddp("exec", "--on-cpu", sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip().endswith(
         "RuntimeError: This call needs CUDA itself, and --on-cpu has no replacement for it: leave it out."

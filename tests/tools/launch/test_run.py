@@ -96,13 +96,14 @@ def test_a_script_that_asks_for_gloo_gets_the_backend_under_that_name(tmp_path: 
         "if sys.argv[1:]:\n"
         "    dist.monitored_barrier()\n"
         "groups = (dist.group.WORLD, beside)\n"
-        "print(dist.get_backend(), ones[0].item(), *(getattr(group, 'shares_memory', False) for group in groups))\n"
+        "shared = [getattr(group, 'shares_memory', False) for group in groups]\n"
+        "print(f'{dist.get_backend()} {ones[0].item()} {shared}\\n', end='')\n"
         "dist.destroy_process_group()\n"
     )
     for options, asked, expected in (
-        (["--backend", "minddp"], ["gloo"], "gloo 2.0 True True"),
-        (["--backend", "minddp"], [], "undefined 2.0 True True"),
-        ([], ["gloo"], "gloo 2.0 False False"),
+        (["--backend", "minddp"], ["gloo"], "gloo 2.0 [True, True]"),
+        (["--backend", "minddp"], [], "undefined 2.0 [True, True]"),
+        ([], ["gloo"], "gloo 2.0 [False, False]"),
     ):
         done = minddp("run", *options, "--nproc-per-node", "2", "job.py", *asked, cwd=tmp_path)
         assert done.returncode == 0, done
