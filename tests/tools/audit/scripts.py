@@ -10,9 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 import minddp
+from minddp.tools.audit.report import Verdict
 from tests.ranks import of_all_ranks
 
 STEPS, WARM_UP, IGNORED = 5, 2, -100
@@ -437,15 +437,16 @@ SCRIPTS: dict[str, Callable[[Place], Result]] = {
 }
 
 
-@dataclass
-class Outcome:
-    """Of a script: the verdict that is due, that which was given, and the largest error of a weight."""
+class Outcome(NamedTuple):
+    """Of a script: the verdict that is due, that which was given, and the largest error of a weight, if known."""
 
     due: str
-    kind: str
-    is_fault: bool
-    text: str
-    error: float | None
+    verdict: Verdict
+    error: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.verdict.kind == self.due and self.error < 0.01
 
 
 def run(rank: int, name: str, seed: int) -> Outcome | None:
@@ -453,11 +454,11 @@ def run(rank: int, name: str, seed: int) -> Outcome | None:
     audit, due, weights = SCRIPTS[name](Place(rank, seed))
     if rank > 0:
         return None
-    verdict, step, error = audit.report.verdicts()[0], audit.report.steps[0], None
+    step, error = audit.report.steps[0], 0.0
     if weights is not None:
         places = {source: place for place, source in enumerate(step.sources) if source.ago == 0}
         group = step.groups[0]
         assert len(places) == weights[0].size, "a micro-batch was not seen"
         found = np.stack([group.weights[:, places[at]] for at in sorted(places)], 1).reshape(weights.shape)
         error = float(np.abs(found - weights).max() / np.abs(weights).max())
-    return Outcome(due, verdict.kind, verdict.is_fault, verdict.text, error)
+    return Outcome(due, audit.report.verdicts()[0], error)

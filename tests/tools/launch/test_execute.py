@@ -21,12 +21,9 @@ def test_python_started_by_any_command_gets_minddp(tmp_path: Path) -> None:
     assert done.returncode == 4
 
 
-def test_a_command_that_does_not_exist(capsys) -> None:
+def test_no_command_or_one_that_does_not_exist(capsys) -> None:
     assert main(["exec", "no-such-command"]) == 127
     assert capsys.readouterr().err == "minddp exec: no-such-command: No such file or directory.\n"
-
-
-def test_no_command(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["exec"])
     assert "minddp exec: error: the following arguments are required: command" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import time
@@ -19,8 +18,8 @@ from minddp.tools.train.checkpoint import CheckpointFiles
 from minddp.tools.train.loop import train
 from minddp.tools.train.settings import Settings
 from minddp.tools.train.world import World
+from tests.tools.launch import jobs
 
-PATIENCE_S = 240.0
 # Fields of records that differ between two equal runs.
 BY_THE_CLOCK = ("targets_per_s", "memory_mib")
 TINY_GPT = ("layers=1", "heads=2", "width=16", "context=8", "corpus_mib=1")
@@ -82,26 +81,19 @@ def assert_same_bits(one: Any, other: Any) -> None:
 
 
 def start(settings: Settings, *launcher: str, **variables: str) -> subprocess.Popen[str]:
-    """`minddp train`, under a launcher if one is given, in a session of its own, like a terminal's."""
-    return subprocess.Popen(
-        [*(launcher or (sys.executable,)), "-m", "minddp", "train", *command_line(settings)],
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    """`minddp train`, under a launcher if one is given."""
+    return jobs.start("train", *command_line(settings), launcher=launcher or (sys.executable,), **variables)
 
 
 def end_of(*processes: subprocess.Popen[str]) -> tuple[list[int], str]:
-    """The exit statuses and the whole output."""
-    output = "\n".join(process.communicate(timeout=PATIENCE_S)[0] for process in processes)
-    return [process.returncode for process in processes], output
+    """The exit statuses, and all outputs."""
+    ends = [jobs.end_of(process) for process in processes]
+    return [end.returncode for end in ends], "\n".join(end.stdout + end.stderr for end in ends)
 
 
 def wait_for_records(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
     """Until that many training records are written."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + jobs.PATIENCE_S
     while len(records(folder, "training")) < count:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the run does not get going"

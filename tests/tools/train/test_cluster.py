@@ -13,9 +13,8 @@ import pytest
 from benchmarks.namespaces import Host, two_hosts, why_there_can_be_none
 from minddp.tools.train.launch import REQUEUE_STATUS, rank_variables
 from minddp.tools.train.settings import Settings
+from tests.tools.launch import jobs
 from tests.tools.train.runs import end_of, final_bits, records, start, tiny, wait_for_records
-
-ROOT = Path(__file__).parents[3]
 
 TASK = {
     "SLURM_JOB_ID": "4711",
@@ -108,5 +107,5 @@ def torchrun(host: Host, first: Host, folder: Path, steps: int) -> subprocess.Po
         *("--rdzv-endpoint", f"{first.address}:29400", "--local-addr", host.address),
         *("--rdzv-conf", f"is_host={int(host == first)}"),
         GLOO_SOCKET_IFNAME="eth0",
-        PYTHONPATH=str(ROOT),
+        PYTHONPATH=str(jobs.ROOT),
     )

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from minddp.tools.train.optimizer import learning_rate, peak_learning_rate
+from minddp.tools.train.optimizer import learning_rate
 from minddp.tools.train.settings import Settings
 
 
 def test_the_rate_scales_with_the_global_batch() -> None:
-    assert peak_learning_rate(Settings(learning_rate=0.1), 4) == pytest.approx(0.4)
-    assert peak_learning_rate(Settings(learning_rate=0.1, accumulate=4), 1) == pytest.approx(0.4)
+    one = Settings(learning_rate=0.1, warmup_steps=0)
+    assert learning_rate(one, 4, 0) == pytest.approx(0.4)
+    assert learning_rate(dataclasses.replace(one, accumulate=4), 1, 0) == pytest.approx(0.4)
 
 
 def test_warm_up_rises_linearly_to_the_peak() -> None:

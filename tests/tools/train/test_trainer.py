@@ -120,33 +120,11 @@ def test_validation_judges_the_model_of_rank_0(rank: int, tmp_path: Path) -> Non
     assert trainer.validate() == together
 
 
-def test_two_classes_are_learned(ranks, tmp_path: Path) -> None:
-    settings = Settings(task=NAME, out=tmp_path, ddp="torch", device="cpu", steps=80, learning_rate=1e-2)
-    assert ranks(2).run(train_here, settings) == ["finished"] * 2
-    last = records(tmp_path, "validation")[-1]
-    assert last["accuracy"] > 0.9
-    assert last["targets"] == 40
-
-
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(ranks, tmp_path: Path) -> None:
     settings = tiny(tmp_path, ddp="torch", steps=50, warmup_steps=0, learning_rate=1e30)
     with pytest.raises(RankFailure, match=r"The training loss is (nan|inf) at step"):
         ranks(2).run(train_here, settings)
     assert not list(tmp_path.glob("checkpoints/*"))
-
-
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(ranks, tmp_path: Path) -> None:
-    whole, broken = tiny(tmp_path / "whole", checkpoint_every=2), tiny(tmp_path / "broken", checkpoint_every=2)
-    for settings in (whole, broken):
-        ranks(2).run(train_here, settings)
-    newest, before, _ = CheckpointFiles(broken.folder, keep=3).paths()
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 2] ^= 1
-    newest.write_bytes(content)
-    before.write_bytes(before.read_bytes()[:-1])
-    ranks(2).run(train_here, dataclasses.replace(broken, resume="auto"))
-    assert [start["step"] for start in records(broken.folder, "start")] == [0, 2]
-    assert_same_bits(final_bits(broken.folder), final_bits(whole.folder))
 
 
 def test_a_rank_without_the_file_gets_the_state_from_one_that_has_it(ranks, tmp_path: Path) -> None:

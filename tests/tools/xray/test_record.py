@@ -119,19 +119,6 @@ def test_a_hook_emits_its_gradient_also_in_the_quick_path(monkeypatch: pytest.Mo
     assert slow == [3]
 
 
-def test_a_sink_that_was_removed_gets_no_events() -> None:
-    ddp = FakeDDP(nn.Linear(4, 4))
-    seen: list[Event] = []
-    ddp.reducer.events.watch(seen.append)
-    step(ddp)
-    assert seen == ddp.events
-    ddp.reducer.events.unwatch(seen.append)
-    seen.clear()
-    step(ddp)
-    assert seen == []
-    assert ddp.take_events(EventKind.PARAM_READY) == [f"parameter ready: {param}" for param in (1, 0)] * 2
-
-
 # ------------------------------------------------------------------ on a GPU, as far as it can be seen without one
 
 
