@@ -16,8 +16,7 @@ SCRIPTS = Path(__file__).parent / "on_cpu_scripts"
 SAID = {
     "language_model": ("torch.compile", "bfloat16 in the place of float16"),
     "images_spawned": (),
-    "images_scaled": ("SyncBatchNorm is BatchNorm",),
-    "teacher": ("memory figures",),
+    "teacher": ("SyncBatchNorm is BatchNorm", "memory figures"),
     "own_collectives": ("torch.compile",),
 }
 

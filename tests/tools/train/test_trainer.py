@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -178,29 +175,6 @@ def test_steps_that_overflow_are_left_out_and_lower_the_scale(ranks, tmp_path: P
 
 def train_with_a_large_scale(rank: int, settings: Settings) -> str:
     with mock.patch.object(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**40)):
-        return train_here(rank, settings)
-
-
-def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(ranks, tmp_path: Path) -> None:
-    settings = tiny(tmp_path, steps=50, checkpoint_every=5)
-    with pytest.raises(RankFailure) as caught:
-        ranks(2).run(train_until_the_disk_is_full, settings)
-    assert "RunError: Cannot write a checkpoint" in caught.value.reports[0]
-    assert "No space left on device" in caught.value.reports[0]
-    assert final_bits(tmp_path)["step"] == 10
-    assert not list((tmp_path / "checkpoints").glob("*.part"))
-
-
-def train_until_the_disk_is_full(rank: int, settings: Settings) -> str:
-    """The third checkpoint does not fit."""
-    saved = []
-
-    def save(state: Any, file: Any) -> None:
-        saved.append(torch.save(state, file))
-        if len(saved) > 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with mock.patch("minddp.tools.train.checkpoint.torch", SimpleNamespace(save=save)):
         return train_here(rank, settings)
 
 

@@ -29,8 +29,8 @@ def found(made: Analysis, part: str) -> WhatIf:
 
 @pytest.mark.parametrize(
     "late",
-    [Rank(forward_ms=15), Rank(loss_ms=6), Rank(backward_ms=25)],
-    ids=["in forward", "between forward and backward", "in backward"],
+    [Rank(forward_ms=15), Rank(loss_ms=6), Rank(backward_ms=25), Rank(forward_ms=12, backward_ms=23)],
+    ids=["in forward", "between forward and backward", "in backward", "in several phases"],
 )
 @pytest.mark.parametrize("others", [1, 2, 3])
 def test_a_late_rank_is_named_with_what_it_costs(late: Rank, others: int) -> None:
@@ -39,11 +39,6 @@ def test_a_late_rank_is_named_with_what_it_costs(late: Rank, others: int) -> Non
     assert change.title == f"rank {others} as quick as the others"
     assert change.gain_ns == pytest.approx(5 * MS, abs=10_000)
     assert made.advice[0] is change, "nothing else is larger"
-
-
-def test_a_rank_that_is_late_in_several_phases_costs_their_sum() -> None:
-    made = analysis([Rank(), Rank(), Rank(forward_ms=12, backward_ms=24)], wire=FAST)
-    assert found(made, "rank 2 as quick as the others").gain_ns == pytest.approx(6 * MS, abs=10_000)
 
 
 def test_a_quicker_rank_gains_no_more_than_the_wire_allows() -> None:
