@@ -34,11 +34,14 @@ class FakeDevice:
             self.now_ms += STEP_MS
             self.queue.pop(0).passed_ms = self.now_ms
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Put this in the place of torch.cuda, as far as clocks use it."""
-        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent(self, enable_timing))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: self)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+    @classmethod
+    def installed(cls, monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+        """It is in the place of torch.cuda, as far as clocks use that."""
+        device = cls()
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent(device, enable_timing))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: device)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: device.is_capturing)
+        return device
 
 
 @dataclass(eq=False)

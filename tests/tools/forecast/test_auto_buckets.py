@@ -121,8 +121,7 @@ class TunedDDP(FakeDDP):
 
 
 def _on_a_device(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDevice, TunedDDP]:
-    device = FakeDevice()
-    device.install(monkeypatch)
+    device = FakeDevice.installed(monkeypatch)
     return device, TunedDDP(DeviceClock(torch.device("cuda", 0)))
 
 
@@ -160,7 +159,7 @@ def test_the_share_that_messages_take_decides_the_number_of_buckets(
     monkeypatch: pytest.MonkeyPatch, share: float, buckets: int
 ) -> None:
     """Where backward does not run during messages, few are better. Steps are the same otherwise."""
-    FakeDevice().install(monkeypatch)
+    FakeDevice.installed(monkeypatch)
     tuning = TunedDDP(OnASharedCore(share), bucket_cap_mb=0.04).tuned()
     assert len(tuning.before.buckets) > 1
     assert tuning.seen.computed_s == pytest.approx(share * tuning.seen.gradients_complete_s)
@@ -172,7 +171,7 @@ def test_the_share_that_messages_take_decides_the_number_of_buckets(
 
 def test_a_plan_stays_if_none_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """One bucket is proposed, and there is one: nothing is adopted, and nothing more is observed."""
-    FakeDevice().install(monkeypatch)
+    FakeDevice.installed(monkeypatch)
     ddp = TunedDDP(OnASharedCore(0.25))
     tuning = ddp.tuned()
     assert tuning.plan is tuning.before is ddp.reducer.store.plan

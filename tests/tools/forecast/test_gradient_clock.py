@@ -24,8 +24,7 @@ A_BACKWARD = [
 
 
 def test_a_backward_is_timed_by_the_device_and_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice()
-    device.install(monkeypatch)
+    device = FakeDevice.installed(monkeypatch)
     clock = DeviceClock(GPU)
     observer = Observer(clock)
     for event in A_BACKWARD * 2:
@@ -41,8 +40,7 @@ def test_a_backward_is_timed_by_the_device_and_read_later(monkeypatch: pytest.Mo
 
 def test_a_stamp_of_another_stream_is_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The later of two marks may be passed first, if they are of two streams."""
-    device = FakeDevice()
-    device.install(monkeypatch)
+    device = FakeDevice.installed(monkeypatch)
     clock = DeviceClock(GPU)
     first, last = clock.stamp(), clock.stamp()
     device.queue.reverse()

@@ -71,9 +71,7 @@ def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path)
     assert_same_bits(resumed.state(), whole.state())
     other = Trainer(dataclasses.replace(whole.settings, weight_decay=0.2), world, whole.task)
     other.restore(state)
-    assert other.optimizer.param_groups[0]["weight_decay"] == 0.2, (
-        "settings are obeyed, not those of the checkpoint"
-    )
+    assert other.optimizer.param_groups[0]["weight_decay"] == 0.2  # the settings, not those of the checkpoint
 
 
 # ------------------------------------------------------------------ to continue, and to end
