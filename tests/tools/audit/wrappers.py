@@ -54,22 +54,31 @@ def train(
     accumulate: int = 1,
     size: int = 6,
     in_turn: bool = False,
+    by_closure: bool = False,
     infinite_at: tuple[int, int] = (-1, -1),
 ) -> Found | None:
     """Six steps. One of the optimizers steps after each backward, `in_turn`, or all. The audit has to find several.
 
-    `infinite_at`: the rank and the step of a loss that is infinite.
+    `by_closure`: the optimizer calls the backward, as in Lightning. `infinite_at`: where a loss is infinite.
     """
     data = batches(rank, 6 * accumulate, size)
+
+    def gradients() -> torch.Tensor:
+        net.zero_grad()
+        for place in range(accumulate):
+            if hasattr(net, "set_requires_gradient_sync"):
+                net.set_requires_gradient_sync(place == accumulate - 1)
+            x, y = next(data)
+            loss = cross_entropy(net(x).float(), y) / accumulate
+            (loss * float("inf") if infinite_at == (rank, number) else loss).backward()
+        return loss
+
     with minddp.audit(model, optimizers[0] if len(optimizers) == 1 else None, warm_up=2) as audit:
         for number in range(6):
-            net.zero_grad()
-            for place in range(accumulate):
-                if hasattr(net, "set_requires_gradient_sync"):
-                    net.set_requires_gradient_sync(place == accumulate - 1)
-                x, y = next(data)
-                loss = cross_entropy(net(x).float(), y) / accumulate
-                (loss * float("inf") if infinite_at == (rank, number) else loss).backward()
+            if by_closure:
+                optimizers[0].step(gradients)
+                continue
+            gradients()
             for optimizer in optimizers[number % 2 :: 2] if in_turn else optimizers:
                 optimizer.step()
     return Found.of(rank, audit)
@@ -133,22 +142,8 @@ def hooked(rank: int, hook: str) -> Any:
 
 
 def closure(rank: int) -> Any:
-    """The optimizer calls the backward, as in Lightning."""
     model = small()
-    ddp, optimizer = TorchDDP(model), torch.optim.SGD(model.parameters(), lr=0.1)
-    data = batches(rank, 6)
-
-    def run() -> torch.Tensor:
-        optimizer.zero_grad()
-        x, y = next(data)
-        loss = cross_entropy(ddp(x), y)
-        loss.backward()
-        return loss
-
-    with minddp.audit(model, optimizer, warm_up=2) as audit:
-        for _ in range(6):
-            optimizer.step(run)
-    return Found.of(rank, audit)
+    return train(rank, TorchDDP(model), model, torch.optim.SGD(model.parameters(), lr=0.1), by_closure=True)
 
 
 def two_optimizers(rank: int, in_turn: bool) -> Any:
