@@ -23,6 +23,7 @@ from minddp.tools.audit.report import Report
 from minddp.tools.audit.weights import solve_step
 
 _log = logging.getLogger(__name__)
+LIMIT_S = 60.0  # for rank 0 to wait for the sketches of the others
 PIECE = 4 * 2**20  # bytes; a store takes values up to 8 MiB
 
 
@@ -35,7 +36,6 @@ class Audit:
             `before_update()` before it does.
         weights: called in each backward, returns the weight that it should have, such as its number of tokens; by
             default the number of elements that the loss reduces.
-        limit_s: how long rank 0 waits for the sketches of the others.
         then: called with the report on rank 0.
 
     Raises:
@@ -50,13 +50,12 @@ class Audit:
         steps: int = 3,
         warm_up: int = 0,
         weights: Callable[[], float] = lambda: 0.0,
-        limit_s: float = 60.0,
         then: Callable[[Report], None] = lambda report: None,
     ):
         if model is None and optimizer is None and warm_up == 0:
             raise ValueError("Pass the model or the optimizer, or a warm_up in which they are looked for.")
         self._model, self._weights, self._then = model, weights, then
-        self._num_steps, self._warm_up, self._limit_s = steps, warm_up, limit_s
+        self._num_steps, self._warm_up = steps, warm_up
         self._optimizers = [] if optimizer is None else [optimizer]
         self._hooks: list[Any] = []
         self._num_seen = 0  # steps of the first optimizer
@@ -126,9 +125,9 @@ class Audit:
         messages.post(len(pieces), "pieces")
         if messages.rank > 0:
             return None
-        counts = messages.gather("pieces", limit_s=self._limit_s)
+        counts = messages.gather("pieces", limit_s=LIMIT_S)
         if absent := [rank for rank in range(messages.world_size) if rank not in counts]:
-            _log.warning("No audit: %s sent nothing within %g s.", wording.ranks(absent), self._limit_s)
+            _log.warning("No audit: %s sent nothing within %g s.", wording.ranks(absent), LIMIT_S)
             return None
         datas = [b"".join(messages.take(rank, "piece", i) for i in range(counts[rank])) for rank in sorted(counts)]
         return list(map(pickle.loads, datas))

@@ -72,9 +72,7 @@ class Judge:
         elif earlier > CLOSE:
             found = Verdict("earlier", True, f"{earlier:.0%} of the gradient comes from an earlier step")
         elif alike:
-            same = [
-                one for one in alike for other in alike if one.rank != other.rank and self._are_equal(one, other)
-            ]
+            same = [a for a in alike for b in alike if a.rank != b.rank and self._are_equal(a, b)]
             kind, how = ("same data", "are equal: equal data") if same else ("dependent", "depend on each other")
             who = wording.ranks(sorted({source.rank for source in same or alike}))
             found = Verdict(kind, bool(same), f"Gradients of {who} {how}. Their weights cannot be told apart")
@@ -147,15 +145,13 @@ class Judge:
             text = f"Right, the gradient is scaled by {clip:.2g} after averaging on all ranks alike: clipping"
             return Verdict("clipped", False, f"{text}, at {self.step.clips[0][0].line}{residual}")
         counts = ((n, "ranks"), (k, "micro-batches"), *([(n * k, "micro-batches of all ranks")] if k > 1 else ()))
-        mistakes = [f"the sum over {count} {what}" for count, what in counts if is_near(count * clip)]
+        mistakes = [f"the sum over {count} {of}" for count, of in counts if is_near(count * clip)]
         mistakes += [
             f"divided by {count} twice, the number of {of}" for count, of in counts if is_near(clip / count)
         ]
-        what = (
-            " or ".join(mistakes)
-            or f"{self._total(self.shares):.3g} times the mean, for a reason that was not seen"
-        )
-        text = f"The gradient is {what}{', instead of the mean' if mistakes else ''} {self._at}{residual}"
+        seen = f"{' or '.join(mistakes)}, instead of the mean"
+        unseen = f"{self._total(self.shares):.3g} times the mean, for a reason that was not seen"
+        text = f"The gradient is {seen if mistakes else unseen} {self._at}{residual}"
         return Verdict("scaled", bool(mistakes), text)
 
 

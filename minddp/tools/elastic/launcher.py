@@ -18,9 +18,7 @@ import torch.distributed as dist
 from minddp.tools.elastic.membership import Membership
 from minddp.tools.elastic.session import NUM_RANKS, STORE_PORT
 from minddp.tools.elastic.term import LOOK_EVERY_S
-from minddp.tools.job.launcher import GRACE_S
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+from minddp.tools.job.launcher import GRACE_S, STOP_SIGNALS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 GRACE_S = 30  # the launcher's default between SIGTERM and SIGKILL
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # of a terminal, or a batch system
 
 
 class RanksFailed(RuntimeError):
@@ -57,7 +58,7 @@ def launch(nproc: int, module: str, arguments: Sequence[str], max_restarts: int 
         rdzv_endpoint="localhost:0",  # port 0: any free port
         local_addr="localhost",
         max_restarts=max_restarts,
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+        signals_to_handle=",".join(each.name for each in (*STOP_SIGNALS, signal.SIGQUIT)),
     )
     disabled = logging.root.manager.disable
     logging.disable()  # torch's launcher logs what `RanksFailed` and `Stopped` say

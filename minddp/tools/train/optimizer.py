@@ -40,15 +40,8 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
     return OPTIMIZERS[settings.optimizer](groups, lr=settings.learning_rate)
 
 
-def peak_learning_rate(settings: Settings, num_ranks: int) -> float:
-    """The learning rate after warm-up, scaled for this number of ranks and for accumulation."""
-    times = num_ranks * settings.accumulate
-    scale = {"linear": times, "sqrt": math.sqrt(times), "none": 1}
-    return settings.learning_rate * scale[settings.scale_rate]
-
-
 def learning_rate(settings: Settings, num_ranks: int, step: int) -> float:
-    """The learning rate of step `step` (from 0): warm-up times decay."""
+    """The learning rate of step `step` (from 0): warm-up times decay, scaled for ranks and accumulation."""
     warm_up = min(1.0, (step + 1) / (settings.warmup_steps + 1))
     decay = SCHEDULES[settings.schedule](step / settings.steps)
-    return warm_up * decay * peak_learning_rate(settings, num_ranks)
+    return warm_up * decay * settings.learning_rate * num_ranks * settings.accumulate

@@ -70,9 +70,7 @@ class Settings:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """sgd has Nesterov momentum 0.9."""
     learning_rate: float = 2e-3
-    """Peak for one rank without accumulation."""
-    scale_rate: Literal["linear", "sqrt", "none"] = "linear"
-    """How the peak grows with ranks x accumulate."""
+    """Peak for one rank without accumulation. It is multiplied by ranks x accumulate."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """After warm-up; cosine ends at 2% of the peak."""
     warmup_steps: int = 20

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from minddp.tools.job.launcher import STOP_SIGNALS
 from minddp.tools.train.world import World
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @contextmanager

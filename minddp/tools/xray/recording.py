@@ -7,7 +7,7 @@ nor that a gradient is sparse.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +69,7 @@ class Recording:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, for JSON."""
-        return {"format": FORMAT, **_fields(self), "ranks": [_rank_to_dict(rank) for rank in self.ranks]}
+        return {"format": FORMAT, **vars(self), "ranks": [_rank_to_dict(rank) for rank in self.ranks]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recording:
@@ -87,13 +87,9 @@ class Recording:
         return cls(data["title"], ranks, data["wrapper"], tuple(data["notes"]), data["has_plan"])
 
 
-def _fields(record: Recording | RankRecording) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
-
-
 def _rank_to_dict(rank: RankRecording) -> dict[str, Any]:
     events = [[t_ns, kind.name, subject] for t_ns, kind, subject in rank.events]
-    return {**_fields(rank), "events": events, "plan": _plan_to_dict(rank.plan)}
+    return {**vars(rank), "events": events, "plan": _plan_to_dict(rank.plan)}
 
 
 def _rank_from_dict(data: Mapping[str, Any]) -> RankRecording:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +11,8 @@ import pytest
 import minddp
 from tests.ranks import RankPool
 from tests.tools.audit import wrappers
+from tests.tools.launch import jobs
 
-ROOT = Path(__file__).resolve().parents[3]
 RIGHT = {
     "FSDP2": (2, wrappers.fsdp, "", 1 / 2),
     "FSDP2, bf16": (2, wrappers.fsdp, "bf16", 1 / 2),
@@ -24,8 +22,8 @@ RIGHT = {
     "sparse": (2, wrappers.sparse, None, 1 / 2),
     "float16 on the wire": (2, wrappers.hooked, "fp16", 1 / 2),
     "closure": (2, wrappers.closure, None, 1 / 2),
-    "two optimizers": (2, wrappers.two_optimizers, None, 1 / 2),
-    "optimizers in turn": (2, wrappers.in_turn, None, 1 / 2),
+    "two optimizers": (2, wrappers.two_optimizers, False, 1 / 2),
+    "optimizers in turn": (2, wrappers.two_optimizers, True, 1 / 2),
     "a hook of the script's own": (2, wrappers.own_hook, None, 1 / 2),
     "by hand, with weights": (2, wrappers.by_hand, None, 1.0),
     "unused layers": (2, wrappers.unused_layers, None, 1 / 2),
@@ -35,13 +33,13 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_weights_are_those_of_the_mean(ranks: Callable[[int], RankPool], name: str) -> None:
     number, train, kind, weight = RIGHT[name]
-    verdict, weights = ranks(number).run(train, *([] if kind is None else [kind]))[0]
+    verdict, weights, _ = ranks(number).run(train, *([] if kind is None else [kind]))[0]
     assert (verdict.kind, verdict.is_fault) == ("right", False), verdict.text
     assert all(row == pytest.approx([weight] * len(row), rel=1e-3) for row in weights)
 
 
 def test_compression_shows_as_a_residual(ranks: Callable[[int], RankPool]) -> None:
-    verdict, _ = ranks(2).run(wrappers.hooked, "power")[0]
+    verdict, *_ = ranks(2).run(wrappers.hooked, "power")[0]
     assert verdict.kind == "unexplained"
     assert not verdict.is_fault
     assert "of 3 of 6 parameters (`0.weight`, `2.weight`, `4.weight`)" in verdict.text
@@ -49,14 +47,14 @@ def test_compression_shows_as_a_residual(ranks: Callable[[int], RankPool]) -> No
 
 def test_fsdp_with_unequal_tokens(ranks: Callable[[int], RankPool]) -> None:
     """Means of 4 tokens on rank 0 and of 8 on rank 1."""
-    verdict, weights = ranks(2).run(wrappers.fsdp_of_means)[0]
+    verdict, weights, _ = ranks(2).run(wrappers.fsdp_of_means)[0]
     assert verdict.is_fault
     assert verdict.text.startswith("Each element of rank 0 counts 2 times as much as one of rank 1 in the gradient")
     assert weights == [pytest.approx([0.5, 0.5], rel=1e-3)]
 
 
 def test_a_step_that_is_not_finite_is_left_out(ranks: Callable[[int], RankPool]) -> None:
-    verdict, notes = ranks(2).run(wrappers.not_finite)[0]
+    verdict, _, notes = ranks(2).run(wrappers.not_finite)[0]
     assert verdict.text == "No step could be audited."
     assert notes[0] == "Step 1 of the audit is left out: a gradient is infinite or not a number."
 
@@ -85,9 +83,8 @@ def test_frameworks(tmp_path: Path, script: str, native: list[str]) -> None:
     if find_spec(package) is None:
         pytest.skip(f"needs {package}")
     name, *arguments = script.split()
-    path = str(ROOT / "tests" / "tools" / "audit" / "frameworks" / f"{name}.py")
-    command = [sys.executable, "-m", "minddp", "audit", *native, "--out", str(tmp_path), path, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    path = str(Path(__file__).parent / "frameworks" / f"{name}.py")
+    done = jobs.minddp("audit", *native, "--out", str(tmp_path), path, *arguments)
     assert done.returncode == 0, done.stderr
     assert text in done.stdout.replace("\n", " ").replace("  ", " "), done.stdout + done.stderr
     assert text.split(":")[0] in (tmp_path / "audit.html").read_text()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,23 +30,58 @@ def small(width: int = 30) -> nn.Sequential:
     return nn.Sequential(nn.Linear(12, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 7))
 
 
-def found(rank: int, audit: Any) -> tuple[Verdict, list[list[float]]] | None:
-    """The verdict, and the weights of rank 0's and the last rank's gradient."""
-    return (audit.report.verdicts()[0], audit.report.steps[0].groups[0].weights.tolist()) if rank == 0 else None
+class Found(NamedTuple):
+    """The verdict, the weights of each rank's gradient, and the report's notes."""
+
+    verdict: Verdict
+    weights: list[list[float]]
+    notes: Sequence[str]
+
+    @classmethod
+    def of(cls, rank: int, audit: Any) -> Found | None:
+        if rank > 0:
+            return None
+        report = audit.report
+        weights = report.steps[0].groups[0].weights.tolist() if report.steps else []
+        return cls(report.verdicts()[0], weights, report.notes)
 
 
-def train(rank: int, net: nn.Module, model: nn.Module, optimizer: Any, accumulate: int = 1, **options: Any) -> Any:
-    data = batches(rank, 6 * accumulate)
-    with minddp.audit(model, optimizer, warm_up=2, **options) as audit:
-        for _ in range(6):
-            optimizer.zero_grad()
-            for place in range(accumulate):
-                if hasattr(net, "set_requires_gradient_sync"):
-                    net.set_requires_gradient_sync(place == accumulate - 1)
-                x, y = next(data)
-                (cross_entropy(net(x).float(), y) / accumulate).backward()
-            optimizer.step()
-    return found(rank, audit)
+def train(
+    rank: int,
+    net: nn.Module,
+    model: nn.Module,
+    *optimizers: Any,
+    accumulate: int = 1,
+    size: int = 6,
+    in_turn: bool = False,
+    by_closure: bool = False,
+    infinite_at: tuple[int, int] = (-1, -1),
+) -> Found | None:
+    """Six steps. One of the optimizers steps after each backward, `in_turn`, or all. The audit has to find several.
+
+    `by_closure`: the optimizer calls the backward, as in Lightning. `infinite_at`: where a loss is infinite.
+    """
+    data = batches(rank, 6 * accumulate, size)
+
+    def gradients() -> torch.Tensor:
+        net.zero_grad()
+        for place in range(accumulate):
+            if hasattr(net, "set_requires_gradient_sync"):
+                net.set_requires_gradient_sync(place == accumulate - 1)
+            x, y = next(data)
+            loss = cross_entropy(net(x).float(), y) / accumulate
+            (loss * float("inf") if infinite_at == (rank, number) else loss).backward()
+        return loss
+
+    with minddp.audit(model, optimizers[0] if len(optimizers) == 1 else None, warm_up=2) as audit:
+        for number in range(6):
+            if by_closure:
+                optimizers[0].step(gradients)
+                continue
+            gradients()
+            for optimizer in optimizers[number % 2 :: 2] if in_turn else optimizers:
+                optimizer.step()
+    return Found.of(rank, audit)
 
 
 def fsdp(rank: int, kind: str = "") -> Any:
@@ -66,13 +102,7 @@ def fsdp(rank: int, kind: str = "") -> Any:
 def fsdp_of_means(rank: int) -> Any:
     """Rank 1 has twice as many tokens in each batch; FSDP2 takes the mean of the ranks' means."""
     model = fully_shard(small(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with minddp.audit(model, optimizer, warm_up=2) as audit:
-        for x, y in batches(rank, 6, size=4 * (rank + 1)):
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
-    return found(rank, audit)
+    return train(rank, model, model, torch.optim.SGD(model.parameters(), lr=0.1), size=4 * (rank + 1))
 
 
 def zero1(rank: int) -> Any:
@@ -112,49 +142,15 @@ def hooked(rank: int, hook: str) -> Any:
 
 
 def closure(rank: int) -> Any:
-    """The optimizer calls the backward, as in Lightning."""
     model = small()
-    ddp, optimizer = TorchDDP(model), torch.optim.SGD(model.parameters(), lr=0.1)
-    data = batches(rank, 6)
-
-    def run() -> torch.Tensor:
-        optimizer.zero_grad()
-        x, y = next(data)
-        loss = cross_entropy(ddp(x), y)
-        loss.backward()
-        return loss
-
-    with minddp.audit(model, optimizer, warm_up=2) as audit:
-        for _ in range(6):
-            optimizer.step(run)
-    return found(rank, audit)
+    return train(rank, TorchDDP(model), model, torch.optim.SGD(model.parameters(), lr=0.1), by_closure=True)
 
 
-def two_optimizers(rank: int) -> Any:
-    """Both step after one backward."""
+def two_optimizers(rank: int, in_turn: bool) -> Any:
+    """Both step after one backward; or one of them in turn, and nothing is said of the other's parameters."""
     model = small()
-    ddp = TorchDDP(model)
-    optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.AdamW(model[2:].parameters())]
-    with minddp.audit(model, warm_up=2) as audit:
-        for x, y in batches(rank, 6):
-            ddp.zero_grad()
-            cross_entropy(ddp(x), y).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-    return found(rank, audit)
-
-
-def in_turn(rank: int) -> Any:
-    """One of two optimizers steps after each backward; nothing is said of the other's parameters."""
-    model = small()
-    ddp = TorchDDP(model)
-    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2:])]
-    with minddp.audit(model, warm_up=2) as audit:
-        for number, (x, y) in enumerate(batches(rank, 6)):
-            ddp.zero_grad()
-            cross_entropy(ddp(x), y).backward()
-            optimizers[number % 2].step()
-    return found(rank, audit)
+    first, second = torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.AdamW(model[2:].parameters())
+    return train(rank, TorchDDP(model), model, first, second, in_turn=in_turn)
 
 
 def own_hook(rank: int) -> Any:
@@ -183,7 +179,7 @@ def by_hand(rank: int) -> Any:
                 for param in model.parameters():
                     param -= 0.1 * param.grad
                     param.grad = None
-    return found(rank, audit)
+    return Found.of(rank, audit)
 
 
 def unused_layers(rank: int) -> Any:
@@ -205,11 +201,7 @@ def unused_layers(rank: int) -> Any:
 
 
 def not_finite(rank: int) -> Any:
+    """In the first step of the audit; from then on the parameters are not numbers."""
     model = small()
-    ddp, optimizer = TorchDDP(model), torch.optim.SGD(model.parameters(), lr=0.0)
-    with minddp.audit(model, optimizer) as audit:
-        for number, (x, y) in enumerate(batches(rank, 3)):
-            ddp.zero_grad()
-            (cross_entropy(ddp(x), y) * (float("inf") if number == 0 and rank else 1.0)).backward()
-            optimizer.step()
-    return (audit.report.verdicts()[0], audit.report.notes) if rank == 0 else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return train(rank, TorchDDP(model), model, optimizer, infinite_at=(1, 2))

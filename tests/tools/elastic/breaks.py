@@ -17,51 +17,33 @@ class SurvivalBreak(Break):
     plan: Mapping[str, Any] = field(default_factory=dict)
 
 
+SESSION, MEMBERSHIP, RANKS, TERM = (
+    f"tools/elastic/{name}.py" for name in ("session", "membership", "logical_ranks", "term")
+)
 CONNECTION_LOST = ("vote", 5, "stuck")
 TAKEN_BACK = {"restarts": 1, "steps": 20, "hold": 10, "until_members": 3}
+SAVED, RESTORED = "            buffers, earlier = self._saved\n", "            self._overwrite_buffers(buffers)\n"
+COUNT = "        dist.distributed_c10d._world.group_count = 0"
+ATTEMPT, PATIENT = ("construction", 0, "failed attempt"), {"connect_limit_s": 600.0}
+RECEIVED = "values, states, ranks.seed, {} = "
 
 BREAKS = (
+    SurvivalBreak("the verdict again is ignored", SESSION, 'if verdict == "again":', "if False:", CONNECTION_LOST),
     SurvivalBreak(
-        "the verdict again is ignored",
-        "tools/elastic/session.py",
-        'if verdict == "again":',
-        "if False:",
-        CONNECTION_LOST,
+        "the first vote decides", MEMBERSHIP, "step) < len(generation.members):", "step) < 1:", CONNECTION_LOST
     ),
     SurvivalBreak(
-        "the first vote decides",
-        "tools/elastic/membership.py",
-        "step) < len(generation.members):",
-        "step) < 1:",
-        CONNECTION_LOST,
+        "buffers stay as the broken step has left them", RANKS, SAVED + RESTORED, SAVED, ("backward", 5, "SIGKILL")
     ),
     SurvivalBreak(
-        "buffers stay as the broken step has left them",
-        "tools/elastic/logical_ranks.py",
-        "            buffers, earlier = self._saved\n            self._overwrite_buffers(buffers)\n",
-        "            buffers, earlier = self._saved\n",
-        ("backward", 5, "SIGKILL"),
+        "no waits are ended", TERM, " " * 16 + "self.call_off()", " " * 16 + "pass", ("vote", 5, "SIGKILL")
     ),
-    SurvivalBreak(
-        "no waits are ended",
-        "tools/elastic/term.py",
-        "                self.call_off()",
-        "                pass",
-        ("vote", 5, "SIGKILL"),
-    ),
-    SurvivalBreak(
-        "attempts to connect are counted",
-        "tools/elastic/session.py",
-        "        dist.distributed_c10d._world.group_count = 0",
-        "        pass",
-        ("construction", 0, "failed attempt"),
-        {"connect_limit_s": 600.0},
-    ),
+    SurvivalBreak("attempts to connect are counted", SESSION, COUNT, "        pass", ATTEMPT, PATIENT),
     SurvivalBreak(
         "a new rank keeps its own step",
-        "tools/elastic/session.py",
-        "values, states, ranks.seed, ranks.step = ",
-        "values, states, ranks.seed, _ = ",
+        SESSION,
+        RECEIVED.format("ranks.step"),
+        RECEIVED.format("_"),
         plan=TAKEN_BACK,
     ),
 )

@@ -69,7 +69,7 @@ def kill_at_random(
         if highest >= min(due_step, hold - 1) and len(victims) > 1:
             time.sleep(rng.random() * 0.03)
             victim = rng.choice(victims)
-            job.kill(victim)
+            victim.kill()
             report.losses.append(time.time() - began)
             killed.add(victim)
             gap = 0.0 if rng.random() < 1 / 4 else rng.expovariate(1 / every_steps)

@@ -60,9 +60,6 @@ class Job:
     def alive(self) -> list[Any]:
         return [process for process in self.processes if process.is_alive()]
 
-    def kill(self, process: Any, number: int = signal.SIGKILL) -> None:
-        os.kill(process.pid, number)
-
     def attend(self) -> bool:
         """Start processes again that have died. Returns False once all have ended."""
         for process in self.processes:

@@ -29,24 +29,8 @@ from minddp.tools.watchdog import Stuck
 from tests.tools.elastic.trainings import digest
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.Linear(64, 4)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
-
-
 def batch(step: int, share: int) -> torch.Tensor:
     return torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + share))
-
-
-def num_threads() -> int:
-    """All threads of this process, also those that Python does not know."""
-    return len(os.listdir("/proc/self/task"))
 
 
 class Script:
@@ -58,7 +42,7 @@ class Script:
             self.report = open(f"{plan['folder']}/{os.getpid()}.jsonl", "a", buffering=1)  # noqa: SIM115
         self.step = 0
         self.struck: list[Any] = []
-        self.num_threads: dict[int, int] = {}  # by generation
+        self.num_threads: dict[int, int] = {}  # also those that Python does not know, by number of ranks
 
     def note(self, event: str, **facts: Any) -> None:
         facts = {"event": event, "time": time.time(), "pid": os.getpid(), "member": self.member, **facts}
@@ -115,7 +99,8 @@ class Script:
 
     def build(self) -> tuple[nn.Module, Any, torch.optim.Optimizer, Any]:
         torch.manual_seed(3)
-        model = Model()
+        hidden = nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64)
+        model = nn.Sequential(*hidden, nn.Linear(64, 4))
         ddp = minddp.DistributedDataParallel(
             model, logical_ranks=8, transport=self.plan.get("transport", "auto"), bucket_cap_mb=0.005
         )
@@ -138,7 +123,7 @@ class Script:
     def train(self, session: minddp.elastic.Session) -> None:
         self.session = session
         model, ddp, optimizer, scheduler = self.build()
-        model.layers[0].weight.register_post_accumulate_grad_hook(lambda _: self.at("backward"))
+        model[0].weight.register_post_accumulate_grad_hook(lambda _: self.at("backward"))
         self.hook_into(session, ddp)
         self.note("built")
         for step in session.steps(ddp, optimizer, last=self.plan["steps"], also=[scheduler]):
@@ -155,7 +140,7 @@ class Script:
                 self.at("end of step")
                 number, world = session.generation.number, dist.get_world_size()
                 self.note("step", step=step.number, rank=dist.get_rank(), world=world, generation=number)
-                self.num_threads[world] = max(self.num_threads.get(world, 0), num_threads())
+                self.num_threads[world] = max(self.num_threads.get(world, 0), len(os.listdir("/proc/self/task")))
         self.note("end", digest=self.result(model, optimizer), threads=self.num_threads)
 
     def hook_into(self, session: minddp.elastic.Session, ddp: minddp.DistributedDataParallel) -> None:

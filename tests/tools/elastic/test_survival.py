@@ -15,18 +15,9 @@ import pytest
 from tests.tools.elastic.job import Job, digests
 from tests.tools.elastic.survivor import undisturbed
 
-SLOW = pytest.mark.slow
-IN_A_STEP = (
-    "backward",
-    "vote",
-    "after vote",
-    *(pytest.param(m, marks=SLOW) for m in ("forward", "buffers", "end of step")),
-)
-AT_THE_START = (
-    "move",
-    "receive",
-    *(pytest.param(m, marks=SLOW) for m in ("construction", "after construction", "after move")),
-)
+
+def moments(*fast: str, slow: tuple[str, ...]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("moment", [*fast, *(pytest.param(m, marks=pytest.mark.slow) for m in slow)])
 
 
 def fault(member: int, moment: str, step: int = 0, signal: str = "SIGKILL") -> dict[str, Any]:
@@ -46,8 +37,9 @@ def of(events: Any, kind: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == kind]
 
 
-@pytest.mark.parametrize("moment", IN_A_STEP)  # the loss is noticed without a time limit: all are 60 s or more
+@moments("backward", "vote", "after vote", slow=("forward", "buffers", "end of step"))
 def test_a_rank_dies_in_a_step(moment: str) -> None:
+    """The loss is noticed without a time limit: all are 60 s or more."""
     events = train(4, fault(2, moment, 5))
     assert len(digests(events)) == 3
     assert len(of(events, "fault")) == 1
@@ -55,35 +47,53 @@ def test_a_rank_dies_in_a_step(moment: str) -> None:
     assert len(counted) == len(set(counted)), "a step has counted twice"
 
 
-@pytest.mark.parametrize("moment", AT_THE_START)
+@moments("move", "receive", slow=("construction", "after construction", "after move"))
 def test_ranks_die_while_the_others_come_together(moment: str) -> None:
     assert len(digests(train(3, fault(1, moment)))) == 2
 
 
-def test_an_attempt_to_connect_has_failed_on_one_rank_only() -> None:
-    """Torch counts the groups of a process, also those not made, and has the number in the store's keys."""
-    assert len(digests(train(3, fault(2, "construction", 0, "failed attempt"), connect_limit_s=600.0))) == 3
+#: The faults, what is special in the plan, and how many of the ranks are left.
+FAULTS: dict[str, tuple[int, list[dict[str, Any]], dict[str, Any], int]] = {
+    # Torch counts the groups of a process, also those not made, and has the number in the store's keys.
+    "an attempt to connect fails on one rank only": (
+        3,
+        [fault(2, "construction", 0, "failed attempt")],
+        {"connect_limit_s": 600.0},
+        3,
+    ),
+    # One rank has not got the averages, and the others have: all compute the step again.
+    "a connection is lost and no rank": (3, [fault(2, "vote", 5, "stuck")], {}, 3),
+    "two die at once and another one while the rest regroups": (
+        4,
+        [fault(1, "backward", 5), fault(2, "backward", 5), fault(3, "regroup", 5)],
+        {},
+        1,
+    ),
+}
 
 
-def test_a_connection_is_lost_and_no_rank() -> None:
-    """One rank has not got the averages, and the others have: all compute the step again."""
-    events = train(3, fault(2, "vote", 5, "stuck"))
-    assert len(digests(events)) == 3
-    assert of(events, "step")[-1]["world"] == 3
+@pytest.mark.parametrize("name", FAULTS)
+def test_those_that_are_left_go_on(name: str) -> None:
+    num_ranks, faults, plan, left = FAULTS[name]
+    events = train(num_ranks, *faults, **plan)
+    assert len(digests(events)) == left
+    assert of(events, "step")[-1]["world"] == left
 
 
-def test_two_die_at_once_and_another_one_while_the_rest_regroups() -> None:
-    events = train(4, fault(1, "backward", 5), fault(2, "backward", 5), fault(3, "regroup", 5))
-    assert len(digests(events)) == 1
+def test_what_has_died_is_started_again_gets_its_state_from_the_living_and_leaves_nothing_behind() -> None:
+    def shared_memory() -> set[str]:
+        """But for the semaphores of other tests that run meanwhile: a rank has none."""
+        return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
 
-
-def test_what_has_died_is_started_again_and_gets_its_state_from_the_living() -> None:
-    events = train(2, fault(2, "forward", 3), restarts=1, steps=20, hold=10, until_members=2)
-    assert len(digests(events)) == 2
-    assert [event["world"] for event in of(events, "step")][-1] == 2
-    of_the_new = [event["step"] for event in of(events, "step") if event["member"] == 3]
-    assert of_the_new == list(range(of_the_new[0], 20))
-    assert of_the_new[0] > 3
+    before = shared_memory()
+    events = train(3, fault(2, "backward", 4), restarts=1, steps=20, hold=10, until_members=3)
+    assert shared_memory() <= before
+    assert len(digests(events)) == of(events, "step")[-1]["world"] == 3
+    first, *_, last = of_the_new = [event["step"] for event in of(events, "step") if event["member"] == 4]
+    assert of_the_new == list(range(first, 20))
+    assert 4 < first <= 10 < last
+    [by_world] = [event["threads"] for event in of(events, "end") if event["member"] == 1]
+    assert by_world["3"] <= by_world["2"] + 6, "generations leave threads behind"
 
 
 def test_a_source_dies_while_a_new_rank_receives_its_state() -> None:
@@ -115,18 +125,6 @@ def test_an_error_of_the_script_is_no_loss() -> None:
     assert sorted(process.exitcode for process in job.processes) == [0, 1]
     assert "a mistake" in job.account()
     assert set(digests(events)) == {undisturbed(12)}
-
-
-def test_nothing_is_left_behind() -> None:
-    def shared_memory() -> set[str]:
-        """But for the semaphores of other tests that run meanwhile: a rank has none."""
-        return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
-
-    before = shared_memory()
-    events = train(3, fault(2, "backward", 4), restarts=1, steps=20, hold=10, until_members=3)
-    assert shared_memory() <= before
-    [by_world] = [event["threads"] for event in of(events, "end") if event["member"] == 1]
-    assert by_world["3"] <= by_world["2"] + 6, "generations leave threads behind"
 
 
 @pytest.mark.slow

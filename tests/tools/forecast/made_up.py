@@ -1,4 +1,4 @@
-"""A device that runs its work when the host waits for it, and takes made-up times."""
+"""A device that runs its work when the host waits for it, and takes made-up times; and a backward by the model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+
+from minddp.core.plan import BucketPlan
+from minddp.tools.forecast.link import Link
+from minddp.tools.forecast.step_model import Observed, Times
 
 STEP_MS = 3.0  # what passes on the device between two stamps
 
@@ -30,11 +34,14 @@ class FakeDevice:
             self.now_ms += STEP_MS
             self.queue.pop(0).passed_ms = self.now_ms
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Put this in the place of torch.cuda, as far as clocks use it."""
-        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent(self, enable_timing))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: self)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+    @classmethod
+    def installed(cls, monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+        """It is in the place of torch.cuda, as far as clocks use that."""
+        device = cls()
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent(device, enable_timing))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: device)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: device.is_capturing)
+        return device
 
 
 @dataclass(eq=False)
@@ -58,3 +65,18 @@ class FakeEvent:
         assert self.passed_ms is not None, "not ready"
         assert last.passed_ms is not None, "not ready"
         return last.passed_ms - self.passed_ms
+
+
+def simulated(plan: BucketPlan, ready_s: Times, link: Link, computed_s: float) -> Observed:
+    """What would be measured if the model of `step_model.py` were exact, second by second."""
+    now = computed = 0.0
+    complete_s = None
+    for bucket in plan.buckets:
+        until_ready = max(0.0, max(ready_s[slot.param] for slot in bucket.slots) - computed)
+        now, computed = now + until_ready, computed + until_ready
+        before, since, message_s = computed, now, link.seconds(bucket.nbytes)
+        now, computed = now + message_s, computed + (1 - link.taken) * message_s
+        if complete_s is None and computed >= computed_s:
+            complete_s = since + (computed_s - before) / (1 - link.taken) if computed > before else since
+    rest_s = max(0.0, computed_s - computed)
+    return Observed(ready_s, computed_s, now + rest_s if complete_s is None else complete_s, now + rest_s)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,10 +19,10 @@ from minddp.platform import streams
 from minddp.tools.forecast import gradient_clock
 from minddp.tools.forecast.auto_buckets import OBSERVED_STEPS, STEPS, WARM_UP_STEPS, AutoBuckets, Tuning, tune
 from minddp.tools.forecast.gradient_clock import DeviceClock
-from minddp.tools.forecast.link import Link, measure_link
-from minddp.tools.forecast.step_model import Observed, predicted_s
+from minddp.tools.forecast.link import measure_link
+from minddp.tools.forecast.step_model import predicted_s
 from tests.fakes import FakeDDP, FakeTransport
-from tests.ranks import RankPool
+from tests.ranks import of_all_ranks, on_ranks
 from tests.tools.forecast.made_up import STEP_MS, FakeDevice
 
 
@@ -31,10 +31,10 @@ def layers() -> nn.Module:
     return nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
 
 
-def _tuned(rank: int) -> dict[str, Any]:
+@on_ranks(2)
+def test_ranks_come_to_one_plan_and_gradients_stay_right(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto")
     alone = layers()
-    wrong = []
     for turn in range(STEPS):
         x = torch.randn(4, 64, generator=torch.Generator().manual_seed(10 * turn + rank))
         for model in (ddp, alone):
@@ -43,85 +43,52 @@ def _tuned(rank: int) -> dict[str, Any]:
         for ours, own in zip(ddp.module.parameters(), alone.parameters(), strict=True):
             mean = own.grad / 2
             dist.all_reduce(mean)
-            if not torch.allclose(ours.grad, mean):
-                wrong.append(turn)
+            assert torch.allclose(ours.grad, mean), f"in step {turn}"
     tuning = ddp.tuning
-    assert tuning is not None
-    return {
-        "wrong": wrong,
-        "plan": str(ddp.plan),
-        "tuned plan": str(tuning.plan),
-        "before": str(tuning.before),
-        "kept": tuning.is_kept,
-        "measured": tuning.measured_s,
-        "link": tuning.link,
-    }
-
-
-def test_ranks_come_to_one_plan_and_gradients_stay_right(ranks: Callable[[int], RankPool]) -> None:
-    first, second = ranks(2).run(_tuned)
-    assert first["wrong"] == second["wrong"] == []
-    assert first["plan"] == second["plan"]
-    assert first["link"] == second["link"]
-    assert first["plan"] == (first["tuned plan"] if first["kept"] else first["before"])
-    if first["tuned plan"] != first["before"]:
-        assert first["measured"] == second["measured"] > 0
-
-
-def _tuned_by_other_clocks(rank: int, shares_on_core: list[float]) -> tuple[Link, Observed, list[str]]:
-    """Of two ranks whose hosts give backward a core for different shares of the time."""
-    asked = SimpleNamespace(
-        perf_counter=time.perf_counter, thread_time=lambda: shares_on_core[rank] * time.perf_counter()
-    )
-    mine, gradient_clock.time = gradient_clock.time, asked
-    try:
-        ddp = minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto")
-        while ddp.tuning is None:
-            ddp(torch.randn(4, 64)).square().mean().backward()
-    finally:
-        gradient_clock.time = mine
-    return ddp.tuning.link, ddp.tuning.seen, [str(ddp.tuning.before), str(ddp.tuning.plan)]
+    assert str(ddp.plan) == str(tuning.plan if tuning.is_kept else tuning.before)
+    first, second = of_all_ranks((str(ddp.plan), str(tuning.plan), tuning.is_kept, tuning.measured_s, tuning.link))
+    assert first == second
+    assert str(tuning.plan) == str(tuning.before) or tuning.measured_s > 0
 
 
 @pytest.mark.parametrize("shares_on_core", [[0.5, 0.25], [0.25, 0.75]])
-def test_ranks_agree_on_what_messages_take(shares_on_core: list[float], ranks: Callable[[int], RankPool]) -> None:
-    """Each sees its own core only; all go by the same numbers, and by them come to the same share."""
-    first, second = ranks(2).run(_tuned_by_other_clocks, shares_on_core)
+@on_ranks(2)
+def test_ranks_agree_on_what_messages_take(rank: int, shares_on_core: list[float]) -> None:
+    """Each host gives backward a core for another share of the time, and each rank sees its own core only.
+
+    All go by the same numbers, and by them come to the same share.
+    """
+    asked = SimpleNamespace(
+        perf_counter=time.perf_counter, thread_time=lambda: shares_on_core[rank] * time.perf_counter()
+    )
+    with mock.patch.object(gradient_clock, "time", asked):
+        ddp = minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto")
+        while ddp.tuning is None:
+            ddp(torch.randn(4, 64)).square().mean().backward()
+    tuning = ddp.tuning
+    first, second = of_all_ranks((tuning.link, tuning.seen, str(tuning.before), str(tuning.plan)))
     assert first == second
-    assert first[0].taken > 0
-
-
-def _with(rank: int, name: str, value: Any) -> str:
-    try:
-        minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto", **{name: value})
-    except ValueError as error:
-        return str(error)
-    return "no error"
+    assert tuning.link.taken > 0
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("bucket_cap_mb_list", [1, 2]), ("first_bucket_cap_mb", 1), ("find_unused_parameters", True)],
 )
-def test_options_that_decide_the_plan_exclude_it(ranks: Callable[[int], RankPool], name: str, value: Any) -> None:
-    for message in ranks(2).run(_with, name, value):
-        assert "bucket_cap_mb" in message
-        assert name in message
+@on_ranks(2)
+def test_options_that_decide_the_plan_exclude_it(rank: int, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f'`bucket_cap_mb="auto"`.*{name}'):
+        minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto", **{name: value})
 
 
-def _copied(rank: int) -> list[bool]:
+@on_ranks(2)
+def test_a_copy_tunes_its_own_buckets(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(layers(), bucket_cap_mb="auto")
-    memory = io.BytesIO()
-    torch.save(ddp, memory)
+    torch.save(ddp, memory := io.BytesIO())
     memory.seek(0)
-    copies = [copy.deepcopy(ddp), torch.load(memory, weights_only=False)]
-    for model in copies:
+    for model in (copy.deepcopy(ddp), torch.load(memory, weights_only=False)):
         model(torch.randn(2, 64)).sum().backward()
-    return [model.tuning is None for model in copies]
-
-
-def test_a_copy_tunes_its_own_buckets(ranks: Callable[[int], RankPool]) -> None:
-    assert ranks(2).run(_copied) == [[True, True]] * 2
+        assert model.tuning is None
 
 
 # ------------------------------------------------------------------ by the clock of a device
@@ -154,8 +121,7 @@ class TunedDDP(FakeDDP):
 
 
 def _on_a_device(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDevice, TunedDDP]:
-    device = FakeDevice()
-    device.install(monkeypatch)
+    device = FakeDevice.installed(monkeypatch)
     return device, TunedDDP(DeviceClock(torch.device("cuda", 0)))
 
 
@@ -173,13 +139,8 @@ def test_the_host_waits_for_a_device_between_steps_and_twice_only(monkeypatch: p
         assert turn < STEPS or device.recorded == recorded, "nothing is recorded any more"
     observed = WARM_UP_STEPS + OBSERVED_STEPS
     assert waited_before == [1 + observed, 1 + 2 * observed]  # the first step shows the order
-    assert ddp.tuner.tuning is not None
-
-
-def test_times_are_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 parameters, each ready one moment of the made-up device after the other, then two more until the end."""
-    _, ddp = _on_a_device(monkeypatch)
-    assert ddp.tuned().before_s == pytest.approx(18 * STEP_MS / 1e3)
+    # 16 parameters, each ready one moment of the made-up device after the other, then two more until the end
+    assert ddp.tuner.tuning.before_s == pytest.approx(18 * STEP_MS / 1e3)
 
 
 class OnASharedCore(DeviceClock):
@@ -198,7 +159,7 @@ def test_the_share_that_messages_take_decides_the_number_of_buckets(
     monkeypatch: pytest.MonkeyPatch, share: float, buckets: int
 ) -> None:
     """Where backward does not run during messages, few are better. Steps are the same otherwise."""
-    FakeDevice().install(monkeypatch)
+    FakeDevice.installed(monkeypatch)
     tuning = TunedDDP(OnASharedCore(share), bucket_cap_mb=0.04).tuned()
     assert len(tuning.before.buckets) > 1
     assert tuning.seen.computed_s == pytest.approx(share * tuning.seen.gradients_complete_s)
@@ -210,7 +171,7 @@ def test_the_share_that_messages_take_decides_the_number_of_buckets(
 
 def test_a_plan_stays_if_none_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """One bucket is proposed, and there is one: nothing is adopted, and nothing more is observed."""
-    FakeDevice().install(monkeypatch)
+    FakeDevice.installed(monkeypatch)
     ddp = TunedDDP(OnASharedCore(0.25))
     tuning = ddp.tuned()
     assert tuning.plan is tuning.before is ddp.reducer.store.plan

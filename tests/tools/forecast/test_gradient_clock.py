@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,6 @@ from minddp.core.events import Event, EventKind
 from minddp.tools.forecast import gradient_clock
 from minddp.tools.forecast.auto_buckets import Observer, observed
 from minddp.tools.forecast.gradient_clock import DeviceClock, HostClock, HostMark, clock_of
-from minddp.tools.forecast.step_model import Observed
 from tests.tools.forecast.made_up import FakeDevice
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -26,53 +24,37 @@ A_BACKWARD = [
 
 
 def test_a_backward_is_timed_by_the_device_and_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice()
-    device.install(monkeypatch)
+    device = FakeDevice.installed(monkeypatch)
     clock = DeviceClock(GPU)
     observer = Observer(clock)
     for event in A_BACKWARD * 2:
         observer(event)
     assert device.waits == 0, "a step that is observed waits for nothing"
-    expected = Observed({1: 0.003, 0: 0.006}, computed_s=0.009, gradients_complete_s=0.009, end_s=0.012)
     for stamps in observer.backwards:
         seen = observed(stamps, clock)
-        assert seen.ready_s == pytest.approx(expected.ready_s)
+        assert seen.ready_s == pytest.approx({1: 0.003, 0: 0.006})
         assert seen.gradients_complete_s == seen.computed_s, "a device is taken to compute whenever it can"
-        assert (seen.gradients_complete_s, seen.end_s) == pytest.approx(
-            (expected.gradients_complete_s, expected.end_s)
-        )
+        assert (seen.gradients_complete_s, seen.end_s) == pytest.approx((0.009, 0.012))
     assert len(observer.backwards) == 2
 
 
 def test_a_stamp_of_another_stream_is_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The later of two marks may be passed first, if they are of two streams."""
-    device = FakeDevice()
-    device.install(monkeypatch)
+    device = FakeDevice.installed(monkeypatch)
     clock = DeviceClock(GPU)
     first, last = clock.stamp(), clock.stamp()
     device.queue.reverse()
     assert clock.seconds(first, last) == pytest.approx(-0.003)
 
 
-@dataclass
-class FakeHost:
-    """A moment, by the wall and by the account of the thread."""
-
-    now_s: float = 100.0
-    on_core_s: float = 5.0
-
-    def pass_time(self, computing_s: float, waiting_s: float) -> None:
-        self.now_s += computing_s + waiting_s
-        self.on_core_s += computing_s
-
-
 def test_a_host_does_not_count_waiting_for_a_core_as_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    host, observer = FakeHost(), Observer(HostClock())
-    asked = SimpleNamespace(perf_counter=lambda: host.now_s, thread_time=lambda: host.on_core_s)
+    observer = Observer(HostClock())
+    now_s, on_core_s = 100.0, 5.0
+    asked = SimpleNamespace(perf_counter=lambda: now_s, thread_time=lambda: on_core_s)
     monkeypatch.setattr(gradient_clock, "time", asked)
     spans = [(0.0, 0.0), (1.0, 0.0), (1.0, 3.0), (0.5, 0.25), (0.0, 2.0)]  # before each event: computing, waiting
     for event, (computing_s, waiting_s) in zip(A_BACKWARD, spans, strict=True):
-        host.pass_time(computing_s, waiting_s)
+        now_s, on_core_s = now_s + computing_s + waiting_s, on_core_s + computing_s
         observer(event)
     seen = observed(observer.backwards[0], HostClock())
     assert seen.ready_s == pytest.approx({1: 1.0, 0: 2.0})

@@ -48,11 +48,6 @@ def costs_ms(step: Step) -> list[float]:
     return (costs_ns(np.array([step]))[0] / MS).tolist()
 
 
-def the_only(found: list[LateRank]) -> LateRank:
-    assert len(found) == 1, found
-    return found[0]
-
-
 # ---------------------------------------------------------------------- one step
 
 
@@ -91,9 +86,8 @@ def test_a_delay_is_found_with_its_rank_and_phase(
     ranks: int, late: int, phase: int, delay_ms: int, seed: int
 ) -> None:
     late %= ranks
-    found = the_only(
-        late_ranks(fleet(ranks, 20, lambda _, r, p: delay_ms * ((r, p) == (late, phase)), noise=0.2, seed=seed))
-    )
+    steps = fleet(ranks, 20, lambda _, r, p: delay_ms * ((r, p) == (late, phase)), noise=0.2, seed=seed)
+    (found,) = late_ranks(steps)
     assert (found.rank, found.phase) == (late, PHASES[phase].value)
     assert found.phases_ns[phase] == pytest.approx(delay_ms * MS, rel=0.2, abs=MS)
     assert found.late_ns == pytest.approx(delay_ms * MS, rel=0.2, abs=MS)
@@ -111,9 +105,8 @@ def test_two_late_ranks_of_four_are_both_late_and_the_later_one_comes_first() ->
 
 
 def test_one_long_pause_changes_nothing_for_a_late_rank() -> None:
-    found = the_only(
-        late_ranks(fleet(2, 100, lambda t, r, p: 5 * (r == 1 and p == 0) + 1000 * (r == 0 and t == 50)))
-    )
+    steps = fleet(2, 100, lambda t, r, p: 5 * (r == 1 and p == 0) + 1000 * (r == 0 and t == 50))
+    (found,) = late_ranks(steps)
     assert found.share == pytest.approx(5 / 17)
 
 
@@ -122,8 +115,8 @@ def test_a_rank_that_is_late_in_few_steps_is_not_reported() -> None:
 
 
 def test_costs_below_the_least_share_are_not_reported() -> None:
-    steps = fleet(2, 9, lambda _, r, p: 2 * (r == 1 and p == 0))  # 2 of 14 ms
-    assert the_only(late_ranks(steps)).share == pytest.approx(2 / 14)
+    (found,) = late_ranks(fleet(2, 9, lambda _, r, p: 2 * (r == 1 and p == 0)))  # 2 of 14 ms
+    assert found.share == pytest.approx(2 / 14)
     assert late_ranks(fleet(2, 9, lambda _, r, p: 0.5 * (r == 1 and p == 0))) == []  # 0.5 of 12.5 ms
 
 

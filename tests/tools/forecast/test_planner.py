@@ -14,6 +14,7 @@ from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.tools.forecast.link import Link
 from minddp.tools.forecast.planner import plan_buckets
 from minddp.tools.forecast.step_model import predicted_s
+from tests.tools.forecast.made_up import simulated
 
 LINK = Link(latency_s=1e-3, bytes_per_s=1e6)
 CPU = torch.device("cpu")
@@ -36,23 +37,12 @@ def all_plans(specs: list[ParamSpec]) -> list[BucketPlan]:
     return plans
 
 
-def second_by_second(plan: BucketPlan, ready_s: list[float], link: Link, computed_s: float) -> float:
-    """The model as a simulation: the time, and how much backward has computed."""
-    now = computed = 0.0
-    for bucket in plan.buckets:
-        until_ready = max(0.0, max(ready_s[slot.param] for slot in bucket.slots) - computed)
-        message_s = link.seconds(bucket.nbytes)
-        now += until_ready + message_s
-        computed += until_ready + (1 - link.taken) * message_s
-    return now + max(0.0, computed_s - computed)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 5e-3), min_size=1, max_size=6).map(sorted), _links, _tails)
 def test_the_closed_form_gives_the_end_of_the_simulation(ready_s: list[float], link: Link, tail_s: float) -> None:
     computed_s = ready_s[-1] + tail_s
     for plan in all_plans(gradients(*range(400, 400 + 400 * len(ready_s), 400))):
-        expected = second_by_second(plan, ready_s, link, computed_s)
+        expected = simulated(plan, ready_s, link, computed_s).end_s
         assert predicted_s(plan, link, ready_s, computed_s) == pytest.approx(expected)
 
 

@@ -21,13 +21,10 @@ def seconds(ranks: int, hosts: int, between: Link = BETWEEN) -> float:
 
 @pytest.mark.parametrize("n", [2, 3, 8, 512])
 def test_a_ring_sends_twice_all_but_one_nth(n: int):
+    """As many hops cross as there are hosts: of 8 ranks on 2 hosts two of eight, and the slower wire decides."""
     share = 2 * (n - 1) / n
     assert seconds(n, 1) == pytest.approx(2 * (n - 1) * 5e-6 + share * NBYTES / 8e9)
     assert seconds(n, n) == pytest.approx(2 * (n - 1) * 50e-6 + share * NBYTES / 1e9)
-
-
-def test_of_a_ring_as_many_hops_cross_as_there_are_hosts():
-    """8 ranks on 2 hosts: 14 hops, two of eight cross; the slower wire moves 7/4 of the bytes."""
     assert seconds(8, 2) == pytest.approx(14 * (6 * 5e-6 + 2 * 50e-6) / 8 + 1.75 * NBYTES / 1e9)
 
 
@@ -48,11 +45,8 @@ def test_a_hop_is_found_again_from_an_all_reduce(ranks: int, hosts: int):
     assert (hop.latency_s, hop.bytes_per_s) == pytest.approx((5e-6, 8e9))
 
 
-def test_one_rank_shows_no_hop():
+def test_one_rank_shows_no_hop_and_ranks_are_divided_equally():
     with pytest.raises(ValueError, match="measure two ranks"):
         hop_of(INSIDE, 1)
-
-
-def test_ranks_are_divided_equally():
     with pytest.raises(ValueError, match="6 ranks cannot be divided equally among 4 hosts"):
         all_reduce(6, 4, INSIDE, BETWEEN)

@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.forecast.ring import all_reduce
-from minddp.tools.forecast.step_model import (
-    Job,
-    Message,
-    Observed,
-    calibrated,
-    predicted_s,
-    simulate,
-)
+from minddp.tools.forecast.step_model import Job, Message, Observed, calibrated, predicted_s, simulate
+from tests.tools.forecast.made_up import simulated
 
 IDLE = Link(latency_s=1e-3, bytes_per_s=1e9)
 SPECS = [ParamSpec(f"p{i}", 1_000_000, torch.float32, torch.device("cpu")) for i in range(3)]  # 4 MB each
@@ -34,23 +28,6 @@ def plan(*groups: list[int]) -> BucketPlan:
 APART = plan([0], [1], [2])
 
 
-def backward_by(link: Link, buckets: BucketPlan) -> Observed:
-    """What would be measured if the model were exact, simulated second by second."""
-    end_s = predicted_s(buckets, link, READY_S, COMPUTED_S)
-    now = computed = 0.0
-    complete_s = None
-    for bucket in buckets.buckets:
-        until_ready = max(0.0, max(READY_S[slot.param] for slot in bucket.slots) - computed)
-        now, computed = now + until_ready, computed + until_ready
-        message_s = link.seconds(sum(SPECS[slot.param].nbytes for slot in bucket.slots))
-        now, computed, before, since = now + message_s, computed + (1 - link.taken) * message_s, computed, now
-        if complete_s is None and computed >= COMPUTED_S:
-            complete_s = since + (COMPUTED_S - before) / (1 - link.taken)
-    if complete_s is None:
-        complete_s = now + COMPUTED_S - computed
-    return Observed(READY_S, COMPUTED_S, complete_s, end_s)
-
-
 def test_messages_travel_one_at_a_time_and_in_order() -> None:
     """Each takes 2 ms. The second is ready while the first travels, the third before the second."""
     messages = [Message(1_000_000, 1e-3), Message(1_000_000, 2e-3), Message(1_000_000, 1.5e-3)]
@@ -63,14 +40,13 @@ def test_messages_travel_one_at_a_time_and_in_order() -> None:
 def test_calibration_recovers_the_parameters_of_a_simulated_link(taken: float, times_slower: float) -> None:
     """Where the model is exact, it recovers bandwidth and share, and predicts every plan exactly."""
     world = Link(IDLE.latency_s, IDLE.bytes_per_s / times_slower, taken)
-    link = calibrated(IDLE, APART, backward_by(world, APART))
+    seen = simulated(APART, READY_S, world, COMPUTED_S)
+    link = calibrated(IDLE, APART, seen)
     assert (link.latency_s, link.bytes_per_s) == pytest.approx((world.latency_s, world.bytes_per_s))
     assert link.taken == pytest.approx(taken, abs=1e-6)
-    seen = backward_by(world, APART)
     for other in (plan([0, 1], [2]), plan([0], [1, 2]), plan([0, 1, 2])):
-        assert predicted_s(other, link, seen.ready_s, seen.computed_s) == pytest.approx(
-            backward_by(world, other).end_s
-        )
+        end_s = simulated(other, READY_S, world, COMPUTED_S).end_s
+        assert predicted_s(other, link, READY_S, COMPUTED_S) == pytest.approx(end_s)
 
 
 _seconds = st.floats(1e-3, 0.2)
@@ -116,9 +92,8 @@ def test_with_one_bucket_nothing_is_hidden() -> None:
     seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=32e-3, end_s=42e-3)
     link = calibrated(IDLE, together, seen)
     assert link.taken > 0.9
-    assert predicted_s(APART, link, seen.ready_s, seen.computed_s) > predicted_s(
-        together, link, seen.ready_s, seen.computed_s
-    )
+    apart_s, together_s = (predicted_s(each, link, READY_S, COMPUTED_S) for each in (APART, together))
+    assert apart_s > together_s
 
 
 # ---------------------------------------------------------------------- a step on other clusters

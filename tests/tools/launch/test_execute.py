@@ -11,29 +11,19 @@ import pytest
 
 from minddp.cli import main
 from minddp.tools.launch.execute import add_options
+from tests.tools.launch.jobs import minddp
 from tests.tools.launch.script import QUESTION
 
 
 def test_python_started_by_any_command_gets_minddp(tmp_path: Path) -> None:
-    launcher = f"{sys.executable} -c '{QUESTION}'; exit 4"
-    done = subprocess.run(
-        [sys.executable, "-m", "minddp", "exec", "sh", "-c", launcher],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = minddp("exec", "sh", "-c", f"{sys.executable} -c '{QUESTION}'; exit 4", cwd=tmp_path)
     assert done.stdout.startswith("minddp."), done.stderr
     assert done.returncode == 4
 
 
-def test_a_command_that_does_not_exist(capsys) -> None:
+def test_no_command_or_one_that_does_not_exist(capsys) -> None:
     assert main(["exec", "no-such-command"]) == 127
     assert capsys.readouterr().err == "minddp exec: no-such-command: No such file or directory.\n"
-
-
-def test_no_command(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["exec"])
     assert "minddp exec: error: the following arguments are required: command" in capsys.readouterr().err
@@ -43,13 +33,7 @@ def test_no_command(capsys) -> None:
     "statement", ["import minddp", "from minddp.compat.surface import DistributedDataParallel"]
 )
 def test_minddp_may_be_imported_before_torch(statement: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "minddp", "exec", sys.executable, "-c", f"{statement}; {QUESTION}"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = minddp("exec", sys.executable, "-c", f"{statement}; {QUESTION}")
     assert done.stdout.startswith("minddp."), done.stderr
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,28 +10,15 @@ import pytest
 
 from minddp.tools.launch.execute import environment_of
 from minddp.tools.launch.run import make_parser
+from tests.tools.launch.jobs import minddp
 
 SCRIPTS = Path(__file__).parent / "on_cpu_scripts"
 SAID = {
     "language_model": ("torch.compile", "bfloat16 in the place of float16"),
     "images_spawned": (),
-    "images_scaled": ("SyncBatchNorm is BatchNorm",),
-    "teacher": ("memory figures",),
+    "teacher": ("SyncBatchNorm is BatchNorm", "memory figures"),
     "own_collectives": ("torch.compile",),
 }
-
-
-def minddp(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    variables = {"OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(
-        [sys.executable, "-m", "minddp", *arguments],
-        cwd=cwd,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
 
 
 def digests(name: str, folder: Path, *options: str) -> tuple[set[str], str]:
@@ -76,11 +61,6 @@ def test_the_flags_may_come_in_any_order(tmp_path: Path) -> None:
     assert asked_for() == set()
     assert asked_for("--native", "--xray", str(tmp_path)) == {"MINDDP_NATIVE", "MINDDP_XRAY"}
     assert asked_for("--native") == {"MINDDP_NATIVE"}
-
-
-def python(program: str, tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "train.py").write_text(program)
-    return minddp("exec", *options, sys.executable, "train.py", cwd=tmp_path)
 
 
 ASK = """
@@ -134,7 +114,8 @@ torch.cuda.cudart()
 
 
 def test_what_has_no_replacement_raises_and_what_has_one_means_what_it_does_on_a_gpu(tmp_path: Path) -> None:
-    done = python(ASK, tmp_path, "--on-cpu")
+    (tmp_path / "train.py").write_text(ASK)  # torch.jit reads the source
+    done = minddp("exec", "--on-cpu", sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip().endswith(
         "RuntimeError: This call needs CUDA itself, and --on-cpu has no replacement for it: leave it out."

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,34 +15,15 @@ from minddp.cli import main
 from minddp.tools.job.launcher import RanksFailed
 from minddp.tools.launch import run as command
 from tests.tools.launch import script
-
-PATIENCE_S = 240.0  # six processes import torch, perhaps on a busy machine
-
-
-def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "minddp", "run", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def run(*arguments: str, cwd: Path) -> tuple[int, str]:
-    """Exit status and output."""
-    process = start(*arguments, cwd=cwd)
-    try:
-        output, _ = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
-    return process.returncode, output
+from tests.tools.launch.jobs import end_of, minddp, start
 
 
 @pytest.mark.slow
-def test_a_script_and_its_children_get_minddp_and_the_same_bits(pair, tmp_path: Path) -> None:
+def test_a_script_and_its_children_get_minddp_and_the_same_bits(ranks, tmp_path: Path) -> None:
     options = ["--nproc-per-node", "2", script.__file__, str(tmp_path), "--epochs", "3"]
-    status, output = run(*options, cwd=tmp_path)
-    assert status == 0, output
-    for rank, native in enumerate(pair.run(script.train)):
+    done = minddp("run", *options, cwd=tmp_path)
+    assert done.returncode == 0, done
+    for rank, native in enumerate(ranks(2).run(script.train)):
         result: dict[str, Any] = torch.load(tmp_path / f"{rank}.pt")
         assert native["class"] == "torch.nn.parallel.distributed"
         assert result["class"].startswith("minddp.")
@@ -59,41 +38,38 @@ def test_the_exit_status_of_a_module_that_fails_is_passed_on(tmp_path: Path) -> 
     (tmp_path / "job.py").write_text(
         "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(int(sys.argv[2]))\ntime.sleep(60)\n"
     )
-    status, output = run("--nproc-per-node=2", "-m", "job", "--status", "5", cwd=tmp_path)
-    assert status == 5, output
-    assert "minddp run: Rank 1" in output.splitlines()[-1]
-    assert "failed with exit status 5" in output.splitlines()[-1]
-    assert "Traceback" not in output
+    done = minddp("run", "--nproc-per-node=2", "-m", "job", "--status", "5", cwd=tmp_path)
+    assert done.returncode == 5, done
+    assert "minddp run: Rank 1" in done.stderr.splitlines()[-1]
+    assert "failed with exit status 5" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_signal_ends_the_job_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import time\nopen('ready', 'w').close()\ntime.sleep(60)\n")
-    process = start("job.py", cwd=tmp_path)
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (tmp_path / "ready").exists():
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline, "the job does not get going"
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
-    assert process.returncode == 128 + signal.SIGTERM, output
-    assert "Traceback" not in output
+    process = start("run", "job.py", cwd=tmp_path)
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    done = end_of(process)
+    assert done.returncode == 128 + signal.SIGTERM, done
+    assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_options_that_torchrun_does_not_know_are_refused(capsys) -> None:
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--number-of-ranks", "2"], "minddp run: error"),
+        (["--run-path", "--start-method", "fork"], "--start-method fork starts ranks without minddp"),
+    ],
+    ids=["torchrun does not know it", "the ranks would not get minddp"],
+)
+def test_options_that_are_refused(words: list[str], says: str, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["run", "--number-of-ranks", "2", "train.py"])
+        main(["run", *words, "train.py"])
     assert stopped.value.code == 2
-    assert "minddp run: error" in capsys.readouterr().err
-
-
-def test_ranks_that_would_not_get_minddp_are_refused(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["run", "--run-path", "--start-method", "fork", "train.py"])
-    assert "--start-method fork starts ranks without minddp" in capsys.readouterr().err
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("exitcode", "status"), [(3, 3), (-9, 137)])
@@ -120,14 +96,15 @@ def test_a_script_that_asks_for_gloo_gets_the_backend_under_that_name(tmp_path: 
         "if sys.argv[1:]:\n"
         "    dist.monitored_barrier()\n"
         "groups = (dist.group.WORLD, beside)\n"
-        "print(dist.get_backend(), ones[0].item(), *(getattr(group, 'shares_memory', False) for group in groups))\n"
+        "shared = [getattr(group, 'shares_memory', False) for group in groups]\n"
+        "print(f'{dist.get_backend()} {ones[0].item()} {shared}\\n', end='')\n"
         "dist.destroy_process_group()\n"
     )
     for options, asked, expected in (
-        (["--backend", "minddp"], ["gloo"], "gloo 2.0 True True"),
-        (["--backend", "minddp"], [], "undefined 2.0 True True"),
-        ([], ["gloo"], "gloo 2.0 False False"),
+        (["--backend", "minddp"], ["gloo"], "gloo 2.0 [True, True]"),
+        (["--backend", "minddp"], [], "undefined 2.0 [True, True]"),
+        ([], ["gloo"], "gloo 2.0 [False, False]"),
     ):
-        status, output = run(*options, "--nproc-per-node", "2", "job.py", *asked, cwd=tmp_path)
-        assert status == 0, output
-        assert output.count(expected) == 2, output
+        done = minddp("run", *options, "--nproc-per-node", "2", "job.py", *asked, cwd=tmp_path)
+        assert done.returncode == 0, done
+        assert done.stdout.count(expected) == 2, done

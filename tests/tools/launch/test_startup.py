@@ -16,6 +16,13 @@ from minddp.tools.launch.execute import STARTUP_FOLDER, installing
 
 TORCH = "ready = False\nimport torch.part\nready = True\n"
 MINDDP = "import torch\ndef install():\n    print('installed, torch ready:', torch.ready)\n"
+INSTALLED = "installed, torch ready: True"
+LOOKS = """
+import sys, torch
+print(type(torch.__loader__).__name__, torch.__spec__.loader is torch.__loader__)
+print("exec_module" in vars(torch.__loader__))
+print([finder for finder in sys.meta_path if type(finder).__name__ == "TorchFinder"])
+"""
 
 
 @pytest.fixture
@@ -40,70 +47,64 @@ def python(program: str, packages: Path, *options: str) -> subprocess.CompletedP
     )
 
 
-def output(program: str, packages: Path) -> str:
+def output(program: str, packages: Path) -> list[str]:
     done = python(program, packages)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    return done.stdout.strip()
+    return done.stdout.splitlines()
 
 
-def test_minddp_is_installed_when_the_import_of_torch_is_complete(packages: Path) -> None:
-    program = "import torch; print('imported'); import torch.part"
-    assert output(program, packages) == "installed, torch ready: True\nimported"
+@pytest.mark.parametrize(
+    ("program", "lines"),
+    [
+        ("import torch; print('imported'); import torch.part", [INSTALLED, "imported"]),
+        (f"import sys; print('minddp' in sys.modules, {str(STARTUP_FOLDER)!r} in sys.path)", ["False False"]),
+        ("from importlib.util import find_spec; find_spec('torch'); find_spec('torch'); import torch", [INSTALLED]),
+        (LOOKS, [INSTALLED, "SourceFileLoader True", "False", "[]"]),
+    ],
+    ids=[
+        "when the import of torch is complete",
+        "a process without torch sees nothing of it",
+        "looking for torch without importing it does not use the hook up",
+        "torch looks as if it had been imported without the hook",
+    ],
+)
+def test_when_minddp_is_installed(program: str, lines: list[str], packages: Path) -> None:
+    assert output(program, packages) == lines
 
 
 def test_minddp_may_be_what_imports_torch(packages: Path) -> None:
     """`import minddp` first: its own import has to be complete, too, before it is installed."""
     (packages / "minddp.py").write_text(f"import torch; print('part of minddp')\n{MINDDP}")
     program = "import minddp; print('imported'); import torch"
-    assert output(program, packages).splitlines() == ["part of minddp", "installed, torch ready: True", "imported"]
+    assert output(program, packages) == ["part of minddp", INSTALLED, "imported"]
 
 
-def test_a_process_without_torch_sees_nothing_of_it(packages: Path) -> None:
-    program = f"import sys; print('minddp' in sys.modules, {str(STARTUP_FOLDER)!r} in sys.path)"
-    assert output(program, packages) == "False False"
-
-
-def test_looking_for_torch_without_importing_it_does_not_use_the_hook_up(packages: Path) -> None:
-    program = "from importlib.util import find_spec; find_spec('torch'); find_spec('torch'); import torch"
-    assert output(program, packages) == "installed, torch ready: True"
-
-
-def test_torch_looks_as_if_it_had_been_imported_without_the_hook(packages: Path) -> None:
-    program = """
-import sys, torch
-print(type(torch.__loader__).__name__, torch.__spec__.loader is torch.__loader__)
-print("exec_module" in vars(torch.__loader__))
-print([finder for finder in sys.meta_path if type(finder).__name__ == "TorchFinder"])
-"""
-    assert output(program, packages).splitlines()[1:] == ["SourceFileLoader True", "False", "[]"]
-
-
-def test_a_torch_that_fails_to_import_fails_as_without_the_hook(packages: Path) -> None:
-    (packages / "torch" / "part.py").write_text("raise OSError('no driver')")
+@pytest.mark.parametrize(
+    ("file", "content", "says", "printed"),
+    [
+        ("torch/part.py", "raise OSError('no driver')", "OSError: no driver", []),
+        ("sitecustomize.py", "raise RuntimeError('theirs')", "RuntimeError: theirs", [INSTALLED]),
+    ],
+    ids=["torch fails as without the hook", "a sitecustomize is reported and minddp is installed"],
+)
+def test_what_fails_to_import(packages: Path, file: str, content: str, says: str, printed: list[str]) -> None:
+    (packages / file).write_text(content)
     done = python("import torch", packages)
-    assert "OSError: no driver" in done.stderr
-    assert "installed" not in done.stdout
+    assert says in done.stderr
+    assert done.stdout.splitlines() == printed
 
 
 def test_the_sitecustomize_that_is_hidden_runs_and_is_the_one_that_counts(packages: Path) -> None:
     (packages / "sitecustomize.py").write_text("import sys; print('theirs', sys.argv); mark = 7")
     program = "import sitecustomize; print(sitecustomize.mark); import torch"
-    lines = output(program, packages).splitlines()
-    assert lines == ["theirs ['-c']", "7", "installed, torch ready: True"]
-
-
-def test_a_sitecustomize_that_fails_is_reported_and_minddp_is_installed(packages: Path) -> None:
-    (packages / "sitecustomize.py").write_text("raise RuntimeError('theirs')")
-    done = python("import torch", packages)
-    assert "RuntimeError: theirs" in done.stderr
-    assert done.stdout.strip() == "installed, torch ready: True"
+    assert output(program, packages) == ["theirs ['-c']", "7", INSTALLED]
 
 
 def test_torch_that_is_there_already_is_taken_over_at_once(packages: Path) -> None:
     """As when a .pth file has imported it before any sitecustomize is run."""
     program = "import torch, sitecustomize; print('main')"
-    assert python(program, packages, "-S").stdout.splitlines() == ["installed, torch ready: True", "main"]
+    assert python(program, packages, "-S").stdout.splitlines() == [INSTALLED, "main"]
 
 
 @pytest.mark.parametrize(

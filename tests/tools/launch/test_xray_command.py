@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +8,9 @@ import pytest
 from minddp.tools.launch.run import DEFAULTS, make_parser, xray
 from minddp.tools.xray.reading import steps_of
 from minddp.tools.xray.result import load
+from tests.tools.launch.jobs import ROOT, minddp
 
-ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = str(ROOT / "tests" / "tools" / "xray" / "script.py")
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """As from a shell; the ranks' output is the command's."""
-    command = [sys.executable, "-m", "minddp", "xray", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_what_follows_the_script_is_the_scripts() -> None:
@@ -45,9 +37,8 @@ def test_steps_that_mean_nothing_are_refused(text: str, capsys: pytest.CaptureFi
 def test_a_script_runs_unchanged_and_is_recorded(tmp_path: Path) -> None:
     """Also when it fails later: what was recorded is saved, and the failure is the command's."""
     note = tmp_path / "note"
-    done = run(
-        "--out", str(tmp_path), "--steps", "2:4", SCRIPT, "--note", str(note), "--accumulate", "2", "--fail-at", "5"
-    )
+    of_script = ("--note", str(note), "--accumulate", "2", "--fail-at", "5")
+    done = minddp("xray", "--out", str(tmp_path), "--steps", "2:4", SCRIPT, *of_script)
     assert done.returncode == 1
     assert "the script has failed" in done.stderr
     assert note.read_text().startswith("minddp.")

@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from minddp.tools.train.settings import Settings
-from tests.tools.train.runs import assert_same_bits, command_line, final_bits, records, tiny
+from tests.tools.train.runs import assert_same_bits, children_of, command_line, final_bits, records, tiny
 
 LIMIT_S = 300.0  # until the ranks are there, have got further, or have ended
 STEPS_BETWEEN = 12  # at most, from a start of the ranks to its kill
@@ -72,7 +71,9 @@ def kill_at_random(folder: Path, num_kills: int, seed: int) -> Killed:
         process.terminate()  # the launcher ends its ranks, too
         process.wait(LIMIT_S)
     assert status == 0, status
-    return Killed(settings, kills, [event["step"] for event in starts(settings.folder)], time.monotonic() - began)
+    return Killed(
+        settings, kills, [event["step"] for event in records(settings.folder, "start")], time.monotonic() - began
+    )
 
 
 def is_due(folder: Path, restarts: int, at: float) -> bool:
@@ -82,17 +83,16 @@ def is_due(folder: Path, restarts: int, at: float) -> bool:
 
 def has_got_further(folder: Path, restarts: int, steps: int) -> bool:
     """True if the ranks of that restart have taken so many steps."""
-    begun = [event["step"] for event in starts(folder) if event["restarts"] == restarts]
+    begun = [event["step"] for event in records(folder, "start") if event["restarts"] == restarts]
     return bool(begun) and max([r["step"] for r in records(folder, "training")], default=0) >= begun[0] + steps
 
 
 def new_ranks(launcher: subprocess.Popen[bytes], seen: set[int]) -> list[int]:
     """The two ranks that have been started last."""
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
     found: list[int] = []
 
     def are_there() -> bool:
-        found[:] = [pid for pid in map(int, children.read_text().split()) if pid not in seen]
+        found[:] = [pid for pid in children_of(launcher) if pid not in seen]
         return len(found) == 2
 
     wait_until(launcher, are_there)
@@ -106,11 +106,6 @@ def wait_until(launcher: subprocess.Popen[bytes], condition: Callable[[], bool])
             raise RunIsOver
         assert time.monotonic() < deadline, "the ranks are not started again"
         time.sleep(0.01)
-
-
-def starts(folder: Path) -> list[dict[str, Any]]:
-    """The records that the starts of the ranks have left."""
-    return records(folder, "start")
 
 
 def main() -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from minddp.tools.train.checkpoint import CheckpointFiles
 from minddp.tools.train.loop import train
 from minddp.tools.train.settings import Settings
 from minddp.tools.train.world import World
+from tests.tools.launch import jobs
 
 # Fields of records that differ between two equal runs.
 BY_THE_CLOCK = ("targets_per_s", "memory_mib")
@@ -63,23 +68,41 @@ def final_bits(folder: Path) -> dict[str, Any]:
     return state
 
 
-def assert_same_bits(one: Any, other: Any, where: str = "checkpoint") -> None:
+def assert_same_bits(one: Any, other: Any) -> None:
     """Compare nested containers; tensors bit by bit."""
-    assert type(one) is type(other), where
-    if isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype, where
-        assert one.shape == other.shape, where
-        assert one.numpy().tobytes() == other.numpy().tobytes(), where
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one:
-            assert_same_bits(one[key], other[key], f"{where}.{key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), where
-        for i, pair in enumerate(zip(one, other, strict=True)):
-            assert_same_bits(*pair, f"{where}[{i}]")
-    else:
-        assert one == other, where
+    (leaves, shape), (others, other_shape) = map(tree_flatten_with_path, (one, other))
+    assert shape == other_shape
+    for (where, a), (_, b) in zip(leaves, others, strict=True):
+        if isinstance(a, torch.Tensor):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), keystr(where)
+            a, b = a.numpy().tobytes(), b.numpy().tobytes()
+        assert type(a) is type(b), keystr(where)
+        assert a == b, keystr(where)
+
+
+def start(settings: Settings, *launcher: str, **variables: str) -> subprocess.Popen[str]:
+    """`minddp train`, under a launcher if one is given."""
+    return jobs.start("train", *command_line(settings), launcher=launcher or (sys.executable,), **variables)
+
+
+def end_of(*processes: subprocess.Popen[str]) -> tuple[list[int], str]:
+    """The exit statuses, and all outputs."""
+    ends = [jobs.end_of(process) for process in processes]
+    return [end.returncode for end in ends], "\n".join(end.stdout + end.stderr for end in ends)
+
+
+def wait_for_records(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+    """Until that many training records are written."""
+    deadline = time.monotonic() + jobs.PATIENCE_S
+    while len(records(folder, "training")) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "the run does not get going"
+        time.sleep(0.02)
+
+
+def children_of(process: subprocess.Popen[Any]) -> list[int]:
+    """Of a launcher, its ranks in order."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:

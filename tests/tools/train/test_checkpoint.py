@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
+from unittest import mock
 
 import pytest
 import torch
 
 from minddp.tools.train.checkpoint import DAMAGES, CheckpointFiles, load, write_atomically
+from minddp.tools.train.settings import RunError
 from tests.tools.train.runs import assert_same_bits
 
 # Writes half of the new content, says so, and waits to be killed.
@@ -56,17 +60,20 @@ def test_the_bytes_are_on_the_disk_before_they_get_the_name(
     assert calls == ["fsync", "replace", "fsync"]  # the file, the name, the folder
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(b"old")
+def test_a_disk_that_is_full_ends_the_run_and_leaves_what_there_was(tmp_path: Path) -> None:
+    files = CheckpointFiles(tmp_path, keep=2)
+    files.write({"step": 5})
 
-    def fail(file: object) -> None:
-        raise OSError("disk full")
+    def save(state: object, file: IO[bytes]) -> None:
+        file.write(b"a part")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, fail)
-    assert os.listdir(tmp_path) == ["x"]
-    assert path.read_bytes() == b"old"
+    for step in (5, 10):
+        with mock.patch.object(torch, "save", save):
+            with pytest.raises(RunError, match=r"Cannot write a checkpoint .*No space left on device"):
+                files.write({"step": step})
+    assert [path.name for path in files.folder.iterdir()] == ["step-00000005.pt"]
+    assert files.newest() == {"step": 5}
 
 
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,11 +13,8 @@ import pytest
 from benchmarks.namespaces import Host, two_hosts, why_there_can_be_none
 from minddp.tools.train.launch import REQUEUE_STATUS, rank_variables
 from minddp.tools.train.settings import Settings
-from tests.tools.train.runs import command_line, final_bits, records, tiny
-from tests.tools.train.test_launch import wait_for_records
-
-ROOT = Path(__file__).parents[3]
-PATIENCE_S = 240.0
+from tests.tools.launch import jobs
+from tests.tools.train.runs import end_of, final_bits, records, start, tiny, wait_for_records
 
 TASK = {
     "SLURM_JOB_ID": "4711",
@@ -63,17 +60,7 @@ def tasks(settings: Settings, **variables: str) -> list[subprocess.Popen[str]]:
     """The two tasks of a step on this machine, as `srun` starts them."""
     step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", **variables}
     step |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "localhost"}
-    command = [sys.executable, "-m", "minddp", "train", *command_line(settings)]
-    return [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **step, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i in range(2)
-    ]
+    return [start(settings, **step, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)) for i in range(2)]
 
 
 @pytest.mark.timeout(500)
@@ -82,14 +69,14 @@ def test_a_job_whose_time_is_up_saves_and_goes_on_when_it_is_requeued(tmp_path: 
     started = tasks(settings)
     wait_for_records(settings.folder, 3, started[0])
     started[1].send_signal(signal.SIGUSR1)
-    outputs = [task.communicate(timeout=PATIENCE_S)[0] for task in started]
-    assert [task.returncode for task in started] == [REQUEUE_STATUS] * 2, outputs
+    statuses, output = end_of(*started)
+    assert statuses == [REQUEUE_STATUS] * 2, output
     saved_at = final_bits(settings.folder)["step"]
 
-    started = tasks(tiny(settings.folder, steps=saved_at + 3, resume="auto"), SLURM_RESTART_COUNT="1")
-    outputs = [task.communicate(timeout=PATIENCE_S)[0] for task in started]
-    assert [task.returncode for task in started] == [0, 0], outputs
-    assert [start["step"] for start in records(settings.folder, "start")] == [0, saved_at]
+    again = tasks(tiny(settings.folder, steps=saved_at + 3, resume="auto"), SLURM_RESTART_COUNT="1")
+    statuses, output = end_of(*again)
+    assert statuses == [0, 0], output
+    assert [begun["step"] for begun in records(settings.folder, "start")] == [0, saved_at]
 
 
 # ------------------------------------------------------------------ several hosts
@@ -104,26 +91,21 @@ def test_torchrun_on_two_hosts_without_a_shared_disk(tmp_path: Path) -> None:
     with two_hosts("10gbit") as hosts:
         for steps in (4, 8):
             agents = [torchrun(host, hosts[0], tmp_path / str(i), steps) for i, host in enumerate(hosts)]
-            outputs = [agent.communicate(timeout=PATIENCE_S)[0] for agent in agents]
-            assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
+            statuses, output = end_of(*agents)
+            assert statuses == [0, 0], output
     folders = [folder for folder in (tmp_path / "0", tmp_path / "1") if (folder / "checkpoints").exists()]
     assert max(final_bits(folder)["step"] for folder in folders) == 8
-    starts = [start["step"] for folder in folders for start in records(folder, "start")]
-    assert sorted(starts) == [0, 4]
+    assert sorted(begun["step"] for folder in folders for begun in records(folder, "start")) == [0, 4]
 
 
 def torchrun(host: Host, first: Host, folder: Path, steps: int) -> subprocess.Popen[str]:
     settings = tiny(folder, steps=steps, schedule="constant", resume="auto")
-    return subprocess.Popen(
-        [
-            *("ip", "netns", "exec", host.namespace, sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", f"steps-{steps}"),
-            *("--rdzv-endpoint", f"{first.address}:29400", "--local-addr", host.address),
-            *("--rdzv-conf", f"is_host={int(host == first)}"),
-            *("-m", "minddp", "train", *command_line(settings)),
-        ],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+    return start(
+        settings,
+        *("ip", "netns", "exec", host.namespace, sys.executable, "-m", "torch.distributed.run"),
+        *("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", f"steps-{steps}"),
+        *("--rdzv-endpoint", f"{first.address}:29400", "--local-addr", host.address),
+        *("--rdzv-conf", f"is_host={int(host == first)}"),
+        GLOO_SOCKET_IFNAME="eth0",
+        PYTHONPATH=str(jobs.ROOT),
     )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 from functools import partial
 from pathlib import Path
 
@@ -11,13 +10,15 @@ from torch.utils.data import TensorDataset
 
 from minddp.tools.train.metrics import Averages, Means, MetricsLog
 from minddp.tools.train.task import Task
+from tests.ranks import on_ranks
 
 NOTHING = TensorDataset(torch.zeros(0))
 TASK = Task(NOTHING, NOTHING, nn.Identity)
 
 
-def _average_unequal_batches(rank: int) -> tuple[Means, Means]:
-    """Rank 0 counts batches of 1 and 2 targets, rank 1 a batch of 5; then both one target each."""
+@on_ranks(2)
+def test_averages_weigh_every_target_alike(rank: int) -> None:
+    """Rank 0 counts batches of 1 and 2 targets, rank 1 a batch of 5; then both one target each, and a sequence."""
     add = partial((averages := Averages(torch.device("cpu"))).add, TASK)
     right, wrong = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
     if rank == 0:
@@ -25,28 +26,12 @@ def _average_unequal_batches(rank: int) -> tuple[Means, Means]:
         add(torch.tensor(2.0), torch.stack([right, wrong]), torch.tensor([1, 1]))
     else:
         add(torch.tensor(7.0), torch.stack([wrong] * 5), torch.tensor([1] * 5))
-    first = averages.over_ranks()
+    assert averages.over_ranks() == Means(loss=(1 * 1 + 2 * 2 + 5 * 7) / 8, accuracy=2 / 8, targets=8)
     add(torch.tensor(float(rank)), torch.stack([right]), torch.tensor([1]))
-    return first, averages.over_ranks()
-
-
-def test_averages_weigh_every_target_alike(ranks) -> None:
-    for first, second in ranks(2).run(_average_unequal_batches):
-        assert first == Means(loss=(1 * 1 + 2 * 2 + 5 * 7) / 8, accuracy=2 / 8, targets=8)
-        assert second == Means(loss=0.5, accuracy=1.0, targets=2)  # the first ones are not counted again
-
-
-def test_targets_of_any_shape_count_one_by_one(ranks) -> None:
-    for means in ranks(2).run(_average_a_sequence):
-        assert means.targets == 2 * 6
-        assert math.isclose(means.accuracy, 0.5)
-
-
-def _average_a_sequence(rank: int) -> Means:
-    add = partial((averages := Averages(torch.device("cpu"))).add, TASK)
+    assert averages.over_ranks() == Means(loss=0.5, accuracy=1.0, targets=2)  # the first ones are not counted again
     logits = torch.eye(2).repeat(3, 1).reshape(2, 3, 2)  # predicts 0 1 0, 1 0 1
     add(torch.tensor(1.0), logits, torch.zeros(2, 3, dtype=torch.int64))
-    return averages.over_ranks()
+    assert averages.over_ranks() == Means(loss=1.0, accuracy=0.5, targets=2 * 6)
 
 
 def test_a_resumed_log_forgets_what_will_be_written_again(tmp_path: Path) -> None:

@@ -1,18 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from minddp.tools.train.optimizer import learning_rate, peak_learning_rate
+from minddp.tools.train.optimizer import learning_rate
 from minddp.tools.train.settings import Settings
 
 
 def test_the_rate_scales_with_the_global_batch() -> None:
-    one = Settings(learning_rate=0.1)
-    assert peak_learning_rate(one, 4) == pytest.approx(0.4)
-    accumulating = Settings(learning_rate=0.1, accumulate=4)
-    assert peak_learning_rate(accumulating, 1) == peak_learning_rate(one, 4)
+    one = Settings(learning_rate=0.1, warmup_steps=0)
+    assert learning_rate(one, 4, 0) == pytest.approx(0.4)
+    assert learning_rate(dataclasses.replace(one, accumulate=4), 1, 0) == pytest.approx(0.4)
 
 
 def test_warm_up_rises_linearly_to_the_peak() -> None:
@@ -32,8 +32,3 @@ def test_warm_up_rises_linearly_to_the_peak() -> None:
 def test_the_decay_by_step(schedule: Any, expected: dict[int, float]) -> None:
     settings = Settings(schedule=schedule, learning_rate=1.0, warmup_steps=0, steps=100)
     assert {step: learning_rate(settings, 1, step) for step in expected} == pytest.approx(expected)
-
-
-def test_the_rate_scales_by_a_rule() -> None:
-    of = {rule: peak_learning_rate(Settings(learning_rate=1.0, scale_rate=rule), 4) for rule in ("sqrt", "none")}  # type: ignore[arg-type]
-    assert of == {"sqrt": 2.0, "none": 1.0}

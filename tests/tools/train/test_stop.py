@@ -5,11 +5,13 @@ import signal
 import time
 
 from minddp.tools.train.stop import stop_signals, vote
+from tests.ranks import on_ranks
 from tests.tools.train.runs import world_here
 
 
-def _vote(rank: int) -> list[str | None]:
-    """Three calls; rank 1 receives SIGTERM before the second, rank 0 SIGINT before the third."""
+@on_ranks(2)
+def test_a_signal_to_one_rank_stops_every_rank(rank: int) -> None:
+    """Rank 1 receives SIGTERM before the second call, rank 0 SIGINT before the third."""
     comes = {(1, 1): signal.SIGTERM, (0, 2): signal.SIGINT}
     world, verdicts = world_here(rank), []
     before = signal.getsignal(signal.SIGTERM)
@@ -21,11 +23,7 @@ def _vote(rank: int) -> list[str | None]:
                     time.sleep(0.001)
             verdicts.append(vote(world, pending()))
     assert signal.getsignal(signal.SIGTERM) == before
-    return verdicts
-
-
-def test_a_signal_to_one_rank_stops_every_rank(ranks) -> None:
-    assert ranks(2).run(_vote) == [[None, "SIGTERM", "SIGTERM"]] * 2
+    assert verdicts == [None, "SIGTERM", "SIGTERM"]
 
 
 def test_a_launcher_that_is_gone_counts_as_a_hang_up(monkeypatch) -> None:

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,7 +15,7 @@ from minddp.tools.train.loop import train
 from minddp.tools.train.settings import Settings, SettingsError
 from minddp.tools.train.task import load_task
 from minddp.tools.train.trainer import Trainer
-from tests.ranks import RankFailure
+from tests.ranks import RankFailure, of_all_ranks, on_ranks
 from tests.tools.train.batch_norm_task import NAME
 from tests.tools.train.runs import TINY_GPT, assert_same_bits, final_bits, records, tiny, train_here, world_here
 
@@ -68,27 +65,24 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert records(broken.folder, "validation")[-1] == records(whole.folder, "validation")[-1]
 
 
-def _train_two(rank: int, one: Settings, other: Settings, steps: int) -> float:
-    """The largest difference between the weights of two runs."""
-    trainers = [trainer_here(rank, settings) for settings in (one, other)]
-    for _ in range(steps):
-        for trainer in trainers:
-            trainer.optimizer_step()
-    pairs = zip(*(trainer.model.parameters() for trainer in trainers), strict=True)
-    return max((a - b).abs().max().item() for a, b in pairs)
-
-
-def test_accumulating_sums_the_same_gradient_as_a_larger_batch(ranks, tmp_path: Path) -> None:
+@on_ranks(2)
+def test_accumulating_sums_the_same_gradient_as_a_larger_batch(rank: int, tmp_path: Path) -> None:
     large = tiny(tmp_path, ddp="torch", task_options=TINY_GPT, batch_size=4, learning_rate=2e-3)
     small = dataclasses.replace(large, batch_size=2, accumulate=2, learning_rate=1e-3)
-    other = dataclasses.replace(large, seed=1)
-    assert max(ranks(2).run(_train_two, large, small, 4)) < 1e-5
-    assert min(ranks(2).run(_train_two, large, other, 4)) > 1e-3  # the comparison can fail
+    trained, *others = (trainer_here(rank, it) for it in (large, small, dataclasses.replace(large, seed=1)))
+    for trainer in (trained, *others):
+        for _ in range(4):
+            trainer.optimizer_step()
+    params = torch.nn.utils.parameters_to_vector(trained.model.parameters())
+    accumulated, apart = (torch.nn.utils.parameters_to_vector(other.model.parameters()) for other in others)
+    assert (params - accumulated).abs().max() < 1e-5
+    assert (params - apart).abs().max() > 1e-3  # the comparison can fail
 
 
-def _gradients_of_two_passes(rank: int, settings: Settings) -> list[torch.Tensor]:
-    """One parameter's gradient after a pass that is not the step's last, and after the last."""
-    trainer = trainer_here(rank, settings)
+@pytest.mark.parametrize("ddp", ["torch", "minddp"])
+@on_ranks(2)
+def test_gradients_travel_in_the_last_pass_only(rank: int, tmp_path: Path, ddp: str) -> None:
+    trainer = trainer_here(rank, tiny(tmp_path, ddp=ddp, accumulate=2))
     weight, passes = trainer.model.head.weight, []
     backward = torch.Tensor.backward
 
@@ -98,52 +92,29 @@ def _gradients_of_two_passes(rank: int, settings: Settings) -> list[torch.Tensor
 
     with mock.patch.object(torch.Tensor, "backward", recorded):
         trainer.optimizer_step()
-    return passes
+    assert [torch.equal(*of_ranks) for of_ranks in zip(*of_all_ranks(passes), strict=True)] == [False, True]
 
 
-@pytest.mark.parametrize("ddp", ["torch", "minddp"])
-def test_gradients_travel_in_the_last_pass_only(ranks, tmp_path: Path, ddp: str) -> None:
-    first, second = ranks(2).run(_gradients_of_two_passes, tiny(tmp_path, ddp=ddp, accumulate=2))
-    assert not torch.equal(first[0], second[0])
-    assert torch.equal(first[1], second[1])
-
-
-def _weights_and_dropout(rank: int, settings: Settings) -> tuple[list[torch.Tensor], torch.Tensor]:
-    trainer = trainer_here(rank, settings)
+@on_ranks(2)
+def test_ranks_share_the_weights_but_not_the_dropout(rank: int, tmp_path: Path) -> None:
+    trainer = trainer_here(rank, tiny(tmp_path, ddp="torch"))
     dropped = nn.functional.dropout(torch.ones(64), 0.5)
     for _ in range(3):
         trainer.optimizer_step()
-    return [param.detach() for param in trainer.model.parameters()], dropped
+    assert_same_bits(*of_all_ranks(trainer.model.state_dict()))
+    assert not torch.equal(*of_all_ranks(dropped))
 
 
-def test_ranks_share_the_weights_but_not_the_dropout(ranks, tmp_path: Path) -> None:
-    (weights_0, dropped_0), (weights_1, dropped_1) = ranks(2).run(_weights_and_dropout, tiny(tmp_path, ddp="torch"))
-    assert_same_bits(weights_0, weights_1)
-    assert not torch.equal(dropped_0, dropped_1)
-
-
-def _validate_own_statistics(rank: int, settings: Settings) -> tuple[float, float]:
-    """Validation losses when all ranks have the same statistics, and when rank 1 has others."""
+@on_ranks(2)
+def test_validation_judges_the_model_of_rank_0(rank: int, tmp_path: Path) -> None:
+    """Rank 1 has other statistics the second time."""
+    settings = Settings(task=NAME, out=tmp_path, ddp="torch", device="cpu", validation_samples=20)
     trainer = trainer_here(rank, settings)
-    together = trainer.validate().loss
+    together = trainer.validate()
     for buffer in trainer.model.buffers():
         if rank == 1 and buffer.is_floating_point():
             buffer.fill_(5.0)
-    return together, trainer.validate().loss
-
-
-def test_validation_judges_the_model_of_rank_0(ranks, tmp_path: Path) -> None:
-    settings = Settings(task=NAME, out=tmp_path, ddp="torch", device="cpu", validation_samples=20)
-    for together, apart in ranks(2).run(_validate_own_statistics, settings):
-        assert apart == together
-
-
-def test_two_classes_are_learned(ranks, tmp_path: Path) -> None:
-    settings = Settings(task=NAME, out=tmp_path, ddp="torch", device="cpu", steps=80, learning_rate=1e-2)
-    assert ranks(2).run(train_here, settings) == ["finished"] * 2
-    last = records(tmp_path, "validation")[-1]
-    assert last["accuracy"] > 0.9
-    assert last["targets"] == 40
+    assert trainer.validate() == together
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(ranks, tmp_path: Path) -> None:
@@ -151,20 +122,6 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(ranks, tmp_path:
     with pytest.raises(RankFailure, match=r"The training loss is (nan|inf) at step"):
         ranks(2).run(train_here, settings)
     assert not list(tmp_path.glob("checkpoints/*"))
-
-
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(ranks, tmp_path: Path) -> None:
-    whole, broken = tiny(tmp_path / "whole", checkpoint_every=2), tiny(tmp_path / "broken", checkpoint_every=2)
-    for settings in (whole, broken):
-        ranks(2).run(train_here, settings)
-    newest, before, _ = CheckpointFiles(broken.folder, keep=3).paths()
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 2] ^= 1
-    newest.write_bytes(content)
-    before.write_bytes(before.read_bytes()[:-1])
-    ranks(2).run(train_here, dataclasses.replace(broken, resume="auto"))
-    assert [start["step"] for start in records(broken.folder, "start")] == [0, 2]
-    assert_same_bits(final_bits(broken.folder), final_bits(whole.folder))
 
 
 def test_a_rank_without_the_file_gets_the_state_from_one_that_has_it(ranks, tmp_path: Path) -> None:
@@ -221,29 +178,6 @@ def train_with_a_large_scale(rank: int, settings: Settings) -> str:
         return train_here(rank, settings)
 
 
-def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(ranks, tmp_path: Path) -> None:
-    settings = tiny(tmp_path, steps=50, checkpoint_every=5)
-    with pytest.raises(RankFailure) as caught:
-        ranks(2).run(train_until_the_disk_is_full, settings)
-    assert "RunError: Cannot write a checkpoint" in caught.value.reports[0]
-    assert "No space left on device" in caught.value.reports[0]
-    assert final_bits(tmp_path)["step"] == 10
-    assert not list((tmp_path / "checkpoints").glob("*.part"))
-
-
-def train_until_the_disk_is_full(rank: int, settings: Settings) -> str:
-    """The third checkpoint does not fit."""
-    saved = []
-
-    def save(state: Any, file: Any) -> None:
-        saved.append(torch.save(state, file))
-        if len(saved) > 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with mock.patch("minddp.tools.train.checkpoint.torch", SimpleNamespace(save=save)):
-        return train_here(rank, settings)
-
-
 OWN_TASK = """
 import torch
 from minddp.tools.train.task import Task
@@ -275,26 +209,23 @@ def test_a_task_of_ones_own_is_learned(ranks, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "says"), [("own.py:line", "no attribute 'line'"), ("none.py:x", "No module named 'none'")]
-)
-def test_a_task_that_is_not_there(tmp_path: Path, task: str, says: str) -> None:
-    (tmp_path / "own.py").write_text(OWN_TASK)
-    with pytest.raises(SettingsError, match=f"cannot be imported: .*{says}"):
-        load_task(Settings(task=f"{tmp_path}/{task}", out=tmp_path))
-
-
-@pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ({"task": "own.py:line"}, "cannot be imported: .*no attribute 'line'"),
+        ({"task": "none.py:x"}, "cannot be imported: .*No module named 'none'"),
         (
-            {"ddp_options": ("transport=nccl",), "ddp": "torch"},
-            "--ddp torch --ddp-options transport=nccl: got an unexpected keyword argument",
+            {"ddp_options": ("transport=nccl",)},
+            "--ddp torch --ddp-options transport=nccl: got an unexpected keyword",
         ),
         ({"batch_size": 2_000_000}, "do not fill one batch of 2000000 for each of 2 ranks"),
     ],
 )
-def test_settings_that_do_not_fit_the_data_or_the_ranks(
-    ranks, tmp_path: Path, changes: dict[str, Any], says: str
+@on_ranks(2)
+def test_settings_that_do_not_fit_the_task_or_the_ranks(
+    rank: int, tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(RankFailure, match=says):
-        ranks(2).run(train_here, tiny(tmp_path, **changes))
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    if "task" in changes:
+        changes = {"task": f"{tmp_path}/{changes['task']}", "task_options": ()}
+    with pytest.raises(SettingsError, match=says):
+        trainer_here(rank, tiny(tmp_path, ddp="torch", **changes))

@@ -85,7 +85,12 @@ def recording(
         for track in tracks if meet else []:
             track.now_ns = max(t.now_ns for t in tracks)
         _step(ranks, tracks, plan, wire)
-    return Recording(title, tuple(_rank_recording(r, track, plan, len(ranks)) for r, track in enumerate(tracks)))
+    found = []
+    for rank, track in enumerate(tracks):
+        events = tuple(sorted(track.events, key=lambda event: event.t_ns))
+        place = {"rank": rank, "world_size": len(ranks), "host": "somewhere", "device": "cpu", "backend": "gloo"}
+        found.append(RankRecording(**place, events=events, plan=plan, stopped_ns=track.now_ns))
+    return Recording(title, tuple(found))
 
 
 def joined(recordings: Sequence[Recording]) -> Recording:
@@ -141,16 +146,3 @@ def _from_gradients_complete(rank: Rank, track: Track, completed: Sequence[int])
     track.emit(K.OPTIMIZER_BEGIN)
     track.emit(K.OPTIMIZER_END, after_ms=rank.optimizer_ms)
     track.now_ns += round(rank.other_ms * MS)
-
-
-def _rank_recording(rank: int, track: Track, plan: BucketPlan, world_size: int) -> RankRecording:
-    return RankRecording(
-        rank=rank,
-        world_size=world_size,
-        host="somewhere",
-        device="cpu",
-        backend="gloo",
-        events=tuple(sorted(track.events, key=lambda event: event.t_ns)),
-        plan=plan,
-        stopped_ns=track.now_ns,
-    )

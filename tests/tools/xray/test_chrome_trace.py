@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.chrome_trace import Json, trace_events
-from minddp.tools.xray.result import Result, load
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 PLAN = layout([[1, 1], [0.5, 1, 0.5], [2]], names=[f"blocks.{i}.weight" for i in range(6)])
@@ -85,10 +82,3 @@ def test_each_bucket_has_a_row_on_which_what_begins_also_ends() -> None:
 def test_each_gradient_is_an_instant() -> None:
     instants = Counter(event["name"] for event in events(ph="i"))
     assert instants == dict.fromkeys((f"blocks.{i}.weight" for i in range(PARAMS)), 2 * STEPS)
-
-
-def test_a_saved_file_holds_the_events_beside_the_recording(tmp_path: Path) -> None:
-    Result(MADE).save(tmp_path / "step.json")
-    assert json.loads((tmp_path / "step.json").read_text())["traceEvents"] == events()
-    loaded = load(tmp_path / "step.json")
-    assert loaded.recording == MADE

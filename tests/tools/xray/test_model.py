@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from minddp.core.plan import BucketPlan, plan_from_groups
 from minddp.tools.forecast.link import Link
 from minddp.tools.xray.model import Costs, costs_of, predicted_ns
 from minddp.tools.xray.reading import steps_of
-from minddp.tools.xray.timeline import Interval, RecordedStep
+from minddp.tools.xray.timeline import RecordedStep
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
 WIRE = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
@@ -22,23 +22,11 @@ LINK = Link(0.5e-3, MIB / 4 * 1e3)
 COSTS = Costs(LINK)
 
 
-def regrouped(plan: BucketPlan, counts: list[int]) -> BucketPlan:
-    """The same parameters in the same order, `counts[b]` of them in bucket b."""
-    ends = list(accumulate(counts))
-    return plan_from_groups(plan.params, [range(*ends) for ends in pairwise([0, *ends])], "by hand")
-
-
 def made(ranks: Sequence[Rank], plan: BucketPlan, steps: int = 1, wire: Wire = WIRE) -> list[RecordedStep]:
     return list(steps_of(recording(ranks, plan, wire=wire, steps=steps, meet=False)))
 
 
-def wires(step: RecordedStep) -> list[Interval]:
-    """When the bytes of each bucket move, on the first rank."""
-    found = [step.on_the_wire(bucket.index, step.ranks[0]) for bucket in step.ranks[0].buckets]
-    return [wire for wire in found if wire is not None]
-
-
-def fitted(steps: list[RecordedStep]) -> Costs | None:
+def fitted(steps: list[RecordedStep]) -> Costs:
     by_length = sorted(steps, key=lambda step: step.length_ns)
     return costs_of(steps, by_length[len(steps) // 2])
 
@@ -46,17 +34,11 @@ def fitted(steps: list[RecordedStep]) -> Costs | None:
 # ---------------------------------------------------------------------- what things cost
 
 
-def test_the_wire_is_found_in_the_recording() -> None:
-    found = fitted(made([Rank(), Rank(late_ms=3)], layout([[1], [2], [0.5]])))
-    assert found is not None
-    assert found.wire.latency_s == pytest.approx(LINK.latency_s, rel=1e-3)
-    assert found.wire.bytes_per_s == pytest.approx(LINK.bytes_per_s, rel=1e-3)
-    assert found.wire.latency_s > 0
-
-
-def test_copying_is_found_too() -> None:
-    found = fitted(made([Rank(copy_ms=0.5)], layout([[1], [2]])))
-    assert found is not None
+def test_what_messages_and_copies_cost_is_found_in_the_recording() -> None:
+    found = fitted(made([Rank(copy_ms=0.5), Rank(copy_ms=0.5, late_ms=3)], layout([[1], [2], [0.5]])))
+    assert (found.wire.latency_s, found.wire.bytes_per_s) == pytest.approx(
+        (LINK.latency_s, LINK.bytes_per_s), rel=1e-3
+    )
     assert found.copy.seconds(2 * MIB) == pytest.approx(0.5e-3, rel=0.01)
 
 
@@ -67,31 +49,24 @@ def steps_by(wires: list[Wire], sizes: list[list[float]]) -> list[RecordedStep]:
 
 def test_one_outlier_of_many_does_not_matter() -> None:
     found = fitted(steps_by([WIRE] * 4 + [Wire(latency_ns=900 * MS)], [[1], [2], [4]]))
-    assert found is not None
     assert found.wire.bytes_per_s == pytest.approx(LINK.bytes_per_s, rel=1e-3)
 
 
 def test_messages_of_about_one_size_do_not_show_a_latency() -> None:
     found = fitted(steps_by([Wire(ms * MS, 1e15) for ms in (250, 750, 500)], [[1]]))
-    assert found is not None
-    assert found.wire.latency_s == 0
     assert found.wire == Link(0.0, MIB / 0.5)
-    near = fitted(made([Rank()], layout([[1], [1.5]])))
-    assert near is not None
-    assert near.wire.latency_s == 0
+    assert fitted(made([Rank()], layout([[1], [1.5]]))).wire.latency_s == 0
 
 
 def test_messages_take_as_long_in_all_as_they_did() -> None:
     """The first message of each backward is ten times as slow as the others: the median does not see it."""
     (step,) = made([Rank(backward_ms=1)], layout([[2]] + [[1]] * 6))
     (rank,) = step.ranks
-    first = rank.buckets[0]
-    late_ns = 30 * MS
-    moved = [replace(b, completed_ns=(b.completed_ns or 0) + late_ns) for b in (first, *rank.buckets[1:])]
-    step = replace(step, ranks=(replace(rank, buckets=tuple(moved)),))
+    moved = tuple(replace(bucket, completed_ns=bucket.completed_ns + 30 * MS) for bucket in rank.buckets)
+    rank = replace(rank, buckets=moved)
+    step = replace(step, ranks=(rank,))
     found = fitted([step])
-    assert found is not None
-    in_all = sum(wire.length_ns for wire in wires(step))
+    in_all = sum(step.on_the_wire(bucket.index, rank).length_ns for bucket in moved)
     assert sum(found.wire.seconds(b.nbytes) for b in rank.buckets) == pytest.approx(in_all / 1e9)
 
 
@@ -114,9 +89,9 @@ def test_a_step_is_predicted_as_it_would_have_been(
     sizes: list[float], data: st.DataObject, loss_ms: list[float]
 ) -> None:
     plan = layout([sizes])
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(sizes) - 1)) if len(sizes) > 1 else st.just(set())))
-    counts = [after - before for before, after in zip([0, *cuts], [*cuts, len(sizes)], strict=True)]
-    other = regrouped(plan, counts)
+    cuts = data.draw(st.sets(st.integers(0, len(sizes)))) | {0, len(sizes)}
+    groups = [range(*ends) for ends in pairwise(sorted(cuts))]
+    other = plan_from_groups(plan.params, groups, "by hand")
     ranks = [Rank(loss_ms=ms, copy_ms=0) for ms in loss_ms]
     *_, truth = made(ranks, other, steps=3)
     (step,) = made(ranks, plan)
@@ -143,7 +118,7 @@ def test_buckets_are_launched_in_the_order_of_the_plan() -> None:
     plan = layout([[1], [1]])
     (step,) = made([Rank(copy_ms=0)], plan)
     backwards = plan_from_groups(plan.params, [[1], [0]], "by hand")
-    (truth,) = made([Rank(copy_ms=0)], regrouped(plan, [2]))
+    (truth,) = made([Rank(copy_ms=0)], layout([[1, 1]]))
     second_ns = 1e9 * LINK.latency_s
     assert predicted_ns(step, COSTS, backwards) == pytest.approx(truth.length_ns + second_ns, abs=100)
 

@@ -11,7 +11,7 @@ from minddp.core.events import EventKind as K
 from minddp.core.plan import BucketPlan
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.reading import steps_of, steps_of_rank
-from minddp.tools.xray.recording import RankRecording, Stamped
+from minddp.tools.xray.recording import RankRecording, Recording, Stamped
 from minddp.tools.xray.timeline import Activity, Interval, Passage
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
 
@@ -25,11 +25,18 @@ def alone(events: list[tuple[int, K] | tuple[int, K, int]], plan: BucketPlan = P
     return replace(first, events=stamped, stopped_ns=stamped[-1].t_ns, world_size=1)
 
 
+def one_rank(made: Recording, *events: Stamped, without: tuple[K, ...] = (), after_ns: int = 0) -> RankRecording:
+    """Its first rank, but for some kinds of events, and with `events` after the others, up to `after_ns` later."""
+    rank = made.ranks[0]
+    kept = tuple(event for event in rank.events if event.kind not in without)
+    return replace(rank, events=(*kept, *events), stopped_ns=rank.stopped_ns + after_ns, world_size=1)
+
+
 def milliseconds(parts_ns: dict[Activity, int]) -> dict[str, float]:
     return {activity.value: ns / MS for activity, ns in parts_ns.items() if ns}
 
 
-def test_a_step_is_the_sum_of_its_parts() -> None:
+def test_a_step_is_the_sum_of_its_parts_and_buckets_have_a_history() -> None:
     # 2 MiB take 1 + 2 ms. Bucket 0 leaves at 10 + 1 + 2/3 of 21 = 25, bucket 1 at 32 with the end of backward.
     (step,) = steps_of(recording([Rank(backward_ms=21)], PLAN))
     (rank,) = step.ranks
@@ -43,17 +50,13 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
         "other": 1,
     }
     assert step.length_ns == sum(rank.parts_ns.values()) == 38.5 * MS
-
-
-def test_the_history_of_a_bucket() -> None:
-    (step,) = steps_of(recording([Rank(backward_ms=21)], PLAN))
-    first, second = step.ranks[0].buckets
+    first, second = rank.buckets
     assert first.last_param == 1
     assert [t and t / MS for t in (first.launched_ns, first.completed_ns, first.waited_ns)] == [25, 28, 32]
     assert (first.awaited_ns, second.awaited_ns) == (0, 2.5 * MS)
-    assert step.on_the_wire(0, step.ranks[0]) == Interval(25 * MS, 28 * MS)
-    assert step.on_the_wire(1, step.ranks[0]) == Interval(32 * MS, 35 * MS)
-    assert step.overlap(step.ranks[0]) == pytest.approx(1 - 2.5 / 6)
+    assert step.on_the_wire(0, rank) == Interval(25 * MS, 28 * MS)
+    assert step.on_the_wire(1, rank) == Interval(32 * MS, 35 * MS)
+    assert step.overlap(rank) == pytest.approx(1 - 2.5 / 6)
 
 
 def test_a_bucket_is_on_the_wire_when_all_ranks_have_launched_it() -> None:
@@ -68,7 +71,7 @@ def test_the_first_rank_can_be_the_last_to_launch() -> None:
     (step,) = steps_of(recording([Rank(late_ms=5), Rank()], PLAN))
     assert step.last_join(0) == (step.ranks[0].buckets[0].launched_ns, 0)
     with_threads = replace(step, adds_after_ns=1 * MS)
-    assert with_threads.last_join(0) == ((step.ranks[0].buckets[0].launched_ns or 0) + 1 * MS, 0)
+    assert with_threads.last_join(0) == (step.ranks[0].buckets[0].launched_ns + 1 * MS, 0)
     in_wait = replace(step, adds_after_ns=10**12)
     assert in_wait.last_join(0) == (step.ranks[0].gradients_complete_ns, 0)
 
@@ -77,18 +80,14 @@ def test_the_last_rank_to_launch_is_unknown_unless_all_ranks_were_recorded() -> 
     both = recording([Rank(), Rank(late_ms=5)], PLAN)
     (step,) = steps_of(replace(both, ranks=both.ranks[:1]))
     assert step.last_join(0) is None
-    wire = step.on_the_wire(0, step.ranks[0])
-    assert wire is not None
-    assert wire.begin_ns == step.ranks[0].buckets[0].launched_ns
+    assert step.on_the_wire(0, step.ranks[0]).begin_ns == step.ranks[0].buckets[0].launched_ns
 
 
 def test_a_message_is_not_on_the_wire_before_those_before_it_are_through() -> None:
     slow = Wire(bytes_per_ms=MIB / 10)  # 21 ms for each bucket
     (step,) = steps_of(recording([Rank()], PLAN, wire=slow))
     first, second = (step.on_the_wire(bucket, step.ranks[0]) for bucket in range(2))
-    assert first is not None
-    assert second is not None
-    assert second.begin_ns == first.end_ns > (step.ranks[0].buckets[1].launched_ns or 0)
+    assert second.begin_ns == first.end_ns > step.ranks[0].buckets[1].launched_ns
 
 
 def test_a_bucket_queues_then_waits_for_ranks_then_moves() -> None:
@@ -97,9 +96,6 @@ def test_a_bucket_queues_then_waits_for_ranks_then_moves() -> None:
     early, late = step.ranks
     through_ns, now = early.buckets[0].completed_ns, step.passage(1, early)
     launched_ns, later_ns = (rank.buckets[1].launched_ns for rank in step.ranks)
-    assert launched_ns is not None
-    assert later_ns is not None
-    assert through_ns is not None
     assert launched_ns < through_ns < later_ns
     assert now == Passage(
         queues=Interval(launched_ns, through_ns),
@@ -107,7 +103,6 @@ def test_a_bucket_queues_then_waits_for_ranks_then_moves() -> None:
         wire=Interval(later_ns, later_ns + 5 * MS),
     )
     of_late = step.passage(1, late)
-    assert of_late is not None
     assert (of_late.queues.length_ns, of_late.waits_for_ranks.length_ns, of_late.wire) == (0, 0, now.wire)
 
 
@@ -121,8 +116,8 @@ def test_steps_are_cut_at_the_forward_after_a_synchronised_backward() -> None:
 
 def test_what_comes_before_the_first_forward_belongs_to_no_step() -> None:
     first = recording([Rank()], PLAN, steps=2).ranks[0]
-    half = next(i for i, event in enumerate(first.events) if event.kind is K.BACKWARD_BEGIN)
-    (step,) = steps_of_rank(replace(first, events=first.events[half:]))
+    begin = [event.kind for event in first.events].index(K.BACKWARD_BEGIN)
+    (step,) = steps_of_rank(replace(first, events=first.events[begin:]))
     assert step.spans[0].activity is Activity.FORWARD
 
 
@@ -193,34 +188,24 @@ def test_the_typical_step_is_the_median() -> None:
 
 
 def test_an_evaluation_after_the_last_step_is_no_step() -> None:
-    whole = recording([Rank()], PLAN).ranks[0]
-    after = [Stamped(whole.stopped_ns + 1, K.FORWARD_BEGIN), Stamped(whole.stopped_ns + MS, K.FORWARD_END)]
-    steps = steps_of_rank(replace(whole, events=(*whole.events, *after), stopped_ns=whole.stopped_ns + MS))
-    assert len(steps) == 1
+    made = recording([Rank()], PLAN)
+    end_ns = made.ranks[0].stopped_ns
+    after = Stamped(end_ns + 1, K.FORWARD_BEGIN), Stamped(end_ns + MS, K.FORWARD_END)
+    assert len(steps_of_rank(one_rank(made, *after, after_ns=MS))) == 1
 
 
 def test_without_events_for_waits_buckets_are_waited_for_in_order() -> None:
-    (whole,) = steps_of(recording([Rank(copy_ms=0)], PLAN))
     made = recording([Rank(copy_ms=0)], PLAN)
-    silent = tuple(e for e in made.ranks[0].events if e.kind not in (K.BUCKET_WAITED, K.BUCKET_UNPACKED))
-    (seen,) = steps_of(replace(made, ranks=(replace(made.ranks[0], events=silent),)))
-    assert seen.ranks[0].parts_ns == whole.ranks[0].parts_ns
-    assert [b.awaited_ns for b in seen.ranks[0].buckets] == [b.awaited_ns for b in whole.ranks[0].buckets]
+    (whole,) = steps_of_rank(one_rank(made))
+    (seen,) = steps_of_rank(one_rank(made, without=(K.BUCKET_WAITED, K.BUCKET_UNPACKED)))
+    assert seen.parts_ns == whole.parts_ns
+    assert [bucket.awaited_ns for bucket in seen.buckets] == [bucket.awaited_ns for bucket in whole.buckets]
 
 
 def test_a_completion_without_an_event_is_not_later_than_the_wait() -> None:
-    made = recording([Rank()], PLAN)
-    unseen = tuple(event for event in made.ranks[0].events if event.kind is not K.BUCKET_COMPLETED)
-    (step,) = steps_of(replace(made, ranks=(replace(made.ranks[0], events=unseen),)))
-    bucket = step.ranks[0].buckets[0]
-    assert not bucket.completion_was_seen
-    assert bucket.completed_ns == bucket.waited_ns
-
-
-def test_no_step_is_an_error_that_says_what_to_do() -> None:
-    made = recording([Rank()], PLAN)
-    with pytest.raises(ValueError, match=r"No whole step was recorded.*at least one whole step"):
-        _ = Analysis(replace(made, ranks=(replace(made.ranks[0], events=()),))).typical
+    (step,) = steps_of_rank(one_rank(recording([Rank()], PLAN), without=(K.BUCKET_COMPLETED,)))
+    assert not step.buckets[0].completion_was_seen
+    assert step.buckets[0].completed_ns == step.buckets[0].waited_ns
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(list(K)), st.integers(-1, 2)), max_size=40))
@@ -239,11 +224,11 @@ def test_spans_tile_the_steps_whatever_the_events(drawn: list[tuple[int, K, int]
 
 def test_collectives_after_a_backward_belong_to_no_bucket_of_it() -> None:
     """A rank that has run out of inputs shadows the others' backwards; see `join.py`."""
-    whole = recording([Rank()], PLAN).ranks[0]
-    end = whole.stopped_ns
-    shadows = [Stamped(end + 1, K.BUCKET_LAUNCHED, 0), Stamped(end + 2, K.BUCKET_COMPLETED, 0)]
-    (step,) = steps_of_rank(replace(whole, events=(*whole.events, *shadows), stopped_ns=end + 3))
-    assert step.buckets == steps_of_rank(whole)[0].buckets
+    made = recording([Rank()], PLAN)
+    end_ns = made.ranks[0].stopped_ns
+    shadows = Stamped(end_ns + 1, K.BUCKET_LAUNCHED, 0), Stamped(end_ns + 2, K.BUCKET_COMPLETED, 0)
+    (step,) = steps_of_rank(one_rank(made, *shadows, after_ns=3))
+    assert step.buckets == steps_of_rank(one_rank(made))[0].buckets
 
 
 # ---------------------------------------------------------------------- times in which a rank is blocked
@@ -262,7 +247,7 @@ def test_the_wire_is_never_used_twice_whenever_buckets_leave_and_arrive(drawn: l
         ),
     )
     step = replace(made, ranks=(rank,))
-    wires = sorted(wire for bucket in range(3) if (wire := step.on_the_wire(bucket, rank)) is not None)
+    wires = sorted(step.on_the_wire(bucket, rank) for bucket in range(3))
     assert all(before.end_ns <= after.begin_ns for before, after in pairwise(w for w in wires if w.length_ns))
     exposed = rank.exposed(wires)
     assert exposed == sorted(exposed)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from rich.console import Console
 
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.timeline import Activity
 from tests.tools.xray.made_up import MIB, MS, Rank, Wire, joined, layout, recording
 
 SLOW = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
@@ -23,24 +27,26 @@ def test_durations_have_three_digits_that_matter(ns: int, text: str) -> None:
     assert words.ms(ns) == text
 
 
-def test_the_headline_divides_what_a_rank_waits_for() -> None:
-    step = analysis(Rank(), Rank(late_ms=4), sizes=[[2], [2]]).typical
-    assert words.headline(step) == (
-        "Step: 47.0 ms. Exposed communication: 8.00 ms. Rank 0 waits 4.00 ms for rank 1."
-    )
-
-
-def test_a_step_without_waiting_is_said_to_be_one() -> None:
-    step = analysis(Rank(), sizes=[[2], [2]], wire=Wire(0, 1e15)).typical
-    assert words.headline(step).endswith(" ms. Hardly any of it is exposed communication.")
-
-
-def test_the_last_ranks_wait_is_communication_and_the_others_wait_for_it() -> None:
-    step = analysis(Rank(), Rank(loss_ms=6), sizes=[[2], [2]]).typical
-    assert words.headline(step) == (
-        "Step: 48.0 ms. Exposed communication: 8.00 ms. Rank 0 waits 5.00 ms for rank 1, which spends 5.00 ms more "
-        "between forward and backward."
-    )
+@pytest.mark.parametrize(
+    ("ranks", "wire", "says"),
+    [
+        ([Rank()], Wire(0, 1e15), "Step: 35.0 ms. Hardly any of it is exposed communication."),
+        (
+            [Rank(), Rank(late_ms=4)],
+            SLOW,
+            "Step: 47.0 ms. Exposed communication: 8.00 ms. Rank 0 waits 4.00 ms for rank 1.",
+        ),
+        (
+            [Rank(), Rank(loss_ms=6)],
+            SLOW,
+            "Step: 48.0 ms. Exposed communication: 8.00 ms. Rank 0 waits 5.00 ms for rank 1, which spends 5.00 ms "
+            "more between forward and backward.",
+        ),
+    ],
+)
+def test_the_headline_divides_what_a_rank_waits_for(ranks: list[Rank], wire: Wire, says: str) -> None:
+    """The wait of the last rank is communication, and the others wait for it."""
+    assert words.headline(analysis(*ranks, sizes=[[2], [2]], wire=wire).typical) == says
 
 
 def test_advice_says_what_is_gained_and_whether_that_is_noise() -> None:
@@ -67,9 +73,7 @@ def test_in_shared_memory_a_bucket_waits_until_all_ranks_wait() -> None:
     ranks = tuple(replace(rank, adds_after_ns=10**12) for rank in made.ranks)
     step = Analysis(replace(made, ranks=ranks)).typical
     late = step.ranks[1]
-    passage = step.passage(0, late)
-    assert passage is not None
-    assert passage.waits_for_ranks.end_ns == late.gradients_complete_ns
+    assert step.passage(0, late).waits_for_ranks.end_ns == late.gradients_complete_ns
     assert "rank 1 joins last" in words.history(step, late, late.buckets[0])
 
 
@@ -83,7 +87,6 @@ def test_the_history_of_a_bucket_has_no_gap_from_its_launch_to_its_arrival() -> 
     for rank in step.ranks:
         for bucket in rank.buckets:
             passage = step.passage(bucket.index, rank)
-            assert passage is not None
             assert passage.queues.begin_ns == bucket.launched_ns
             assert passage.wire.end_ns == bucket.completed_ns
             for before, after in pairwise(passage):
@@ -106,3 +109,30 @@ def test_the_wrapper_is_named_once() -> None:
     made = recording([Rank()] * 2, layout([[1]]), title="gpt")
     assert words.setting(made) == "gpt, minddp, 2 ranks on CPU, gloo"
     assert words.setting(replace(made, title="minddp")) == "minddp, 2 ranks on CPU, gloo"
+
+
+# ---------------------------------------------------------------------- in the terminal
+
+
+def printed(analysis: Analysis, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    words.explain(analysis, console)
+    return console.file.getvalue()
+
+
+def test_the_table_adds_up() -> None:
+    text = printed(Analysis(recording([Rank(), Rank(late_ms=2)], layout([[1], [2]]), steps=2)))
+    found = re.findall(r"^(\w.*?) {2,}([\d.]+) ms +([\d.]+) ms *$", text, re.MULTILINE)
+    rows = {label: list(map(float, times)) for label, *times in found}
+    parts = [activity.value for activity in Activity if activity.value in rows]
+    assert len(parts) == 7
+    assert {"between forward and backward", "blocked in communication", "copy averages to .grad"} < set(parts)
+    sums = [sum(rows[name][k] for name in parts) for k in range(2)]
+    assert sums == pytest.approx(rows["step"], abs=0.05)
+    assert "\n1. " in text
+    assert "This is step 0, the median of 2 steps." in text
+
+
+def test_it_fits_a_terminal_and_says_what_is_left_out() -> None:
+    assert max(map(len, printed(Analysis(recording([Rank()] * 3, layout([[1]])))).splitlines())) <= 80
+    assert "And 2 more" in printed(Analysis(recording([Rank()] * 10, layout([[1]]))), width=200)
