@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from minddp.core.events import Event, EventKind
+from minddp.ddp import DistributedDataParallel
 from minddp.modes.divisor import Divisor
 from minddp.options import Options
 from minddp.strategies import make_reducer
@@ -77,23 +80,9 @@ class FakeTransport:
 
 def options(**changed: Any) -> Options:
     """The constructor's defaults, with `changed`."""
-    defaults: dict[str, Any] = {
-        "broadcast_buffers": None,
-        "forward_sync_buffers": None,
-        "init_sync": True,
-        "bucket_cap_mb": None,
-        "bucket_cap_mb_list": None,
-        "find_unused_parameters": False,
-        "gradient_as_bucket_view": False,
-        "static_graph": False,
-        "skip_all_reduce_unused_params": False,
-        "batched_grad_copy": False,
-        "first_bucket_cap_mb": None,
-        "lazy_bucket_allocation": False,
-        "mixed_precision": None,
-    }
-    assert changed.keys() <= defaults.keys() | {"module"}
-    return Options.checked({**defaults, **changed})
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    assert changed.keys() <= parameters.keys()
+    return Options.checked({name: parameter.default for name, parameter in parameters.items()} | changed)
 
 
 class FakeDDP:
@@ -132,6 +121,13 @@ class FakeDDP:
 
     def step(self, *inputs: Any) -> None:
         self(*inputs).sum().backward()
+
+    def fail(self, *inputs: Any) -> None:
+        """A step whose backward raises, of a module that is `explosive`."""
+        self.module.explosive.arm()
+        with pytest.raises(KeyError, match="exploded"):
+            self.step(*inputs)
+        self.module.explosive.arm(False)
 
     def take_events(self, *kinds: EventKind) -> list[str]:
         """Events of these kinds since the last call, as text; all kinds if none is given."""

@@ -24,6 +24,18 @@ class Explode(torch.autograd.Function):
         return grad, None
 
 
+class WithoutGradient(torch.autograd.Function):
+    """The sum of x and a parameter. It returns no gradient for the parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+        return x + param
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
+
+
 class Explosive(nn.Module):
     """`is_armed` is the state of the module: backward raises while its last element is True."""
 
@@ -60,14 +72,16 @@ class Scales(nn.Module):
 
 
 class Heads(nn.Module):
-    """Two outputs with parameters of their own."""
+    """Two outputs with parameters of their own. With a trunk they share parameters, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, trunk: nn.Module | None = None) -> None:
         super().__init__()
+        self.trunk = trunk
         self.left = nn.Linear(2, 2)
         self.right = nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x if self.trunk is None else self.trunk(x)
         return self.left(x), self.right(x)
 
 

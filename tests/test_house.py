@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.processes import ROOT, python
+
 PACKAGE = ROOT / "minddp"
 LOWER_STOREY = {  # the wrapper: which rooms each one may import besides itself. Two files may import all of them.
     "ddp": None,
@@ -129,7 +128,8 @@ def test_no_module_of_the_core_calls_anything_when_imported_that_it_need_not() -
 
 
 def test_importing_minddp_has_no_side_effects() -> None:
-    """No process group, no threads setting, no random numbers drawn, no command-line libraries."""
+    """No process group, no threads setting, no random numbers drawn, no command-line libraries. What installs it in
+    torch's place comes with its first use."""
     program = """
 import sys, threading, torch, torch.distributed as dist
 from torch.optim import optimizer
@@ -143,12 +143,17 @@ assert before == after
 assert not dist.is_initialized()
 new = {name.split(".")[0] for name in set(sys.modules) - had}
 assert not new & {"rich", "tyro", "sklearn", "matplotlib", "cupy", "pytest", "reference"}, new
-assert not {name for name in sys.modules if name.startswith(("minddp.tools.train", "minddp.cli"))}
+rare = ["minddp." + name for name in "cli compat.install tools.train tools.launch.run tools.launch.execute".split()]
+assert not {name for name in sys.modules if name.startswith(tuple(rare))}
+assert minddp.register.__module__ == "minddp.compat.install"
+try:
+    minddp.nonsense
+except AttributeError as error:
+    assert "nonsense" in str(error)
+else:
+    raise AssertionError
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", program)
 
 
 @pytest.mark.parametrize("path", LOWER + UPPER, ids=module_name)

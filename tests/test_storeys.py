@@ -3,15 +3,13 @@ PyTorch's own tests."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.processes import ROOT, python
+
 NEEDS_TOOLS = ("tools", "elastic.py", "xray.py", "cli.py", "__main__.py")
 CLASS = {"MINDDP_PARITY_SUBJECT": "minddp.ddp:DistributedDataParallel"}
 
@@ -32,17 +30,7 @@ def below(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(below: Path, *command: str, **environment: str) -> str:
     """What `python command` prints there."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=below,
-        env={**os.environ, "PYTHONPATH": str(below), **environment},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    return done.stdout
+    return python(*command, cwd=below, timeout_s=900, PYTHONPATH=str(below), **environment)
 
 
 @pytest.mark.slow

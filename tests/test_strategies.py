@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,16 +53,6 @@ def test_expectations(changed: dict[str, bool], kind: type, finds_unused: bool, 
 def test_without_parameters_nothing_is_expected(other: dict[str, bool]) -> None:
     """All parameters are delayed."""
     assert type(reducer_of(nn.Identity(), **other).usage_tracker) is UsageTracker
-
-
-@pytest.mark.parametrize("other", [{"find_unused_parameters": True}, {"static_graph": True}])
-@pytest.mark.parametrize("skips", [False, True])
-def test_buckets_of_unused_parameters_are_skipped_if_asked(skips: bool, other: dict[str, bool]) -> None:
-    reducer = reducer_of(skip_all_reduce_unused_params=skips, **other)
-    reducer.usage_tracker.last_unused = [0, 1]
-    is_recorded = "static_graph" in other  # and as torch, all of a recorded backward are reduced
-    skipped = reducer.usage_tracker.skipped_buckets(reducer.store.plan)
-    assert skipped == ({0} if skips and not is_recorded else set())
 
 
 @pytest.mark.parametrize(
@@ -121,11 +110,6 @@ def test_sparse_gradients_have_buckets_of_their_own() -> None:
     assert kinds == {("0.weight",): SparseBucket, ("1.weight", "1.bias"): Bucket}
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_when_buckets_are_made(lazy: bool) -> None:
-    assert bool(reducer_of(lazy_bucket_allocation=lazy).store.made) != lazy
-
-
 @pytest.mark.parametrize(
     ("changed", "before", "after"),
     [
@@ -150,12 +134,10 @@ def three_steps(**changed: Any) -> tuple[FakeDDP, list[torch.Tensor]]:
     torch.manual_seed(0)
     ddp = FakeDDP(nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 128)), FakeTransport(3), **changed)
     optimizer = torch.optim.SGD(ddp.module.parameters(), lr=0.1, momentum=0.9)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for step in range(3):
-            optimizer.zero_grad(set_to_none=step != 1)
-            ddp.step(torch.randn(4, 128))
-            optimizer.step()
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=step != 1)
+        ddp.step(torch.randn(4, 128))
+        optimizer.step()
     return ddp, [param.detach().clone() for param in ddp.module.parameters()]
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from torch import nn
 from benchmarks import growth, scaling, versus_torch
 from benchmarks.own_model import own_workload
 from benchmarks.question import ModelError
+from tests.processes import ROOT, python
 from tests.ranks import RankPool, on_ranks
 
 SOURCE = """
@@ -143,17 +141,13 @@ def test_growth_along_every_axis(tmp_path: Path):
 
 @pytest.mark.slow
 def test_ranks_that_torchrun_has_started_race(folder: Path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "minddp", "bench", "versus_torch", "--model", "toy.py:make"]
     command += ["--size", "smoke", "--out", "out"]
     command += ["--settings", "default", "--transport", "process_group", "--others", "zero"]
-    path = str(Path(growth.__file__).parents[1])
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    printed = python(*command, cwd=folder, PYTHONPATH=str(ROOT))
     assert json.loads((folder / "out" / "versus_torch.json").read_text())["config"]["world_size"] == 2
-    assert done.stdout.count("Written:") == 1
+    assert printed.count("Written:") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from typing_extensions import get_type_hints
 
 import minddp
 from benchmarks.__main__ import QUESTIONS, main
+from tests.processes import python
 
 FOLDER = Path(minddp.__file__).resolve().parent.parent / "benchmarks"
 
@@ -56,14 +55,6 @@ def test_everything_asks_the_questions_with_a_page_and_draws_what_is_kept(
 def test_the_command_runs_the_benchmarks_from_anywhere(tmp_path: Path):
     (tmp_path / "benchmarks").mkdir()  # a folder that many a project has
     (tmp_path / "benchmarks" / "__init__.py").write_text("raise RuntimeError('not these')")
-    done = subprocess.run(
-        [sys.executable, "-m", "minddp", "bench", "--help"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(FOLDER.parent)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
-    assert "usage: minddp bench" in done.stdout
-    assert all(question in done.stdout for question in QUESTIONS)
+    printed = python("-m", "minddp", "bench", "--help", cwd=tmp_path, PYTHONPATH=str(FOLDER.parent))
+    assert "usage: minddp bench" in printed
+    assert all(question in printed for question in QUESTIONS)

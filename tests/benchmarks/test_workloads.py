@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,29 +14,23 @@ NAMES = get_args(WorkloadName)
 
 
 @pytest.mark.parametrize(
-    ("name", "tensors", "parameters"),
+    ("name", "size", "tensors", "parameters"),
     [
-        ("many_small", 400, 832_000),
-        ("transformer", 53, 1_890_432),
-        ("convnet", 26, 601_514),
-        ("embedding", 5, 65_536 * 128 + 131_712),
-        ("short", 24, 789_504),
+        ("many_small", "full", 400, 832_000),
+        ("transformer", "full", 53, 1_890_432),
+        ("convnet", "full", 26, 601_514),
+        ("embedding", "full", 5, 65_536 * 128 + 131_712),
+        ("short", "full", 24, 789_504),
+        ("many_small", "gpu", 2000, pytest.approx(4.2e6, rel=0.01)),
+        ("transformer", "gpu", 149, pytest.approx(162.6e6, rel=0.01)),
+        ("convnet", "gpu", 40, pytest.approx(39.4e6, rel=0.01)),
     ],
 )
-def test_sizes(name: WorkloadName, tensors: int, parameters: int):
-    model = workload(name).model()
-    assert len(list(model.parameters())) == tensors
-    assert sum(p.numel() for p in model.parameters()) == parameters
-
-
-@pytest.mark.parametrize(
-    ("name", "tensors", "millions"), [("many_small", 2000, 4.2), ("transformer", 149, 162.6), ("convnet", 40, 39.4)]
-)
-def test_sizes_on_a_gpu(name: WorkloadName, tensors: int, millions: float):
+def test_sizes(name: WorkloadName, size: Any, tensors: int, parameters: Any):
     with torch.device("meta"):
-        parameters = list(workload(name, "gpu").model().parameters())
-    assert len(parameters) == tensors
-    assert sum(p.numel() for p in parameters) / 1e6 == pytest.approx(millions, rel=0.01)
+        found = list(workload(name, size).model().parameters())
+    assert len(found) == tensors
+    assert sum(p.numel() for p in found) == parameters
 
 
 def _largest(grad: Tensor) -> float:

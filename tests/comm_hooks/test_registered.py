@@ -1,6 +1,7 @@
 """Communication hooks: what is refused, and what a failing hook leaves behind. Torch's own: tests/parity."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import minddp
 from minddp.comm_hooks import CommHook, GradBucket, HookStrategy
 from minddp.core.events import EventKind
 from tests.fakes import FakeDDP
+from tests.features.beside import Snapshot, play, random, snapshot
 from tests.ranks import on_ranks
 
 X = torch.ones(1, 2)
@@ -78,30 +80,20 @@ def test_right_annotations_pass(bucket_type: Any, result_type: Any) -> None:
 BF16_HOOKS = (default_hooks.bf16_compress_hook, default_hooks.bf16_compress_wrapper(identity))
 
 
-def torch_is_built_for(
-    monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, nccl: tuple[int, int] = (2, 9)
+@pytest.mark.parametrize(
+    ("cuda", "nccl", "passes"), [(None, (2, 10), False), ("12.6", (2, 9), False), ("12.6", (2, 10), True)]
+)
+@pytest.mark.parametrize("hook", BF16_HOOKS)
+def test_torchs_bf16_hooks_are_refused_where_torch_refuses_them(
+    hook: Any, cuda: str | None, nccl: tuple[int, int], passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: cuda is not None)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
     monkeypatch.setattr(dist, "is_xccl_available", lambda: False, raising=False)
-
-
-@pytest.mark.parametrize("cuda", [None, "12.6"])
-@pytest.mark.parametrize("hook", BF16_HOOKS)
-def test_torchs_bf16_hooks_are_refused_where_torch_refuses_them(
-    hook: Any, cuda: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch_is_built_for(monkeypatch, cuda=cuda)
-    with pytest.raises(TypeError, match="BF16 all reduce communication hook required"):
-        CommHook.checked(None, hook)
-
-
-@pytest.mark.parametrize("hook", BF16_HOOKS)
-def test_torchs_bf16_hooks_pass_where_nccl_can_reduce_them(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch_is_built_for(monkeypatch, cuda="12.6", nccl=(2, 10))
-    assert CommHook.checked(None, hook).function is hook
+    with nullcontext() if passes else pytest.raises(TypeError, match="BF16 all reduce communication hook required"):
+        assert CommHook.checked(None, hook).function is hook
 
 
 def test_a_hook_of_the_users_is_not_judged_by_its_name() -> None:
@@ -226,41 +218,35 @@ def _model() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def _gradients(ddp: Any, rank: int) -> Iterator[torch.Tensor]:
+def _with_power_sgd(wrap: Any, rank: int, wraps: bool) -> Iterator[Snapshot]:
+    """With torch's wrapper the hook waits."""
+    ddp = wrap(_model(), bucket_cap_mb=0.001)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5
+    )
+    hook = powerSGD_hook.powerSGD_hook
+    hook = default_hooks.fp16_compress_wrapper(hook) if wraps else hook
+
+    def waits(state, bucket):  # type: ignore[no-untyped-def]
+        future = hook(state, bucket)
+        future.wait()
+        return future
+
+    ddp.register_comm_hook(state, waits if wrap is TorchDDP else hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(rank)
-    for _ in range(5):
+    for step in range(5):
         optimizer.zero_grad()
-        ddp(torch.randn(3, 16, generator=generator)).square().sum().backward()
-        yield from (param.grad.clone() for param in ddp.parameters())
+        ddp(random(3, 16, rank=rank, step=step)).square().sum().backward()
+        yield snapshot(ddp)
         optimizer.step()
+    assert wrap is TorchDDP or len(ddp.plan.buckets) > 1
 
 
 @on_ranks(2)
 @pytest.mark.parametrize("wraps", [False, True])
 def test_powerSGD_works_with_several_buckets(rank: int, wraps: bool) -> None:
-    """Beside torch's wrapper with a hook that waits. `wraps`: PowerSGD within torch's fp16 wrapper."""
-    gradients = []
-    for cls in (TorchDDP, minddp.DistributedDataParallel):
-        ddp = cls(_model(), bucket_cap_mb=0.001)
-        state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5
-        )
-        hook = (
-            default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)
-            if wraps
-            else powerSGD_hook.powerSGD_hook
-        )
-
-        def waits(state, bucket, hook=hook):  # type: ignore[no-untyped-def]
-            future = hook(state, bucket)
-            future.wait()
-            return future
-
-        ddp.register_comm_hook(state, waits if cls is TorchDDP else hook)
-        gradients.append(list(_gradients(ddp, rank)))
-    assert [torch.equal(*pair) for pair in zip(*gradients, strict=True)] == [True] * 30
-    assert len(ddp.plan.buckets) > 1
+    """`wraps`: within torch's fp16 wrapper."""
+    play(rank, _with_power_sgd, wraps)
 
 
 @on_ranks(2)

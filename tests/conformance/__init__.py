@@ -9,11 +9,11 @@ its own with a time limit. `python -m tests.conformance --help` says how.
 | which suites are there, which tests are run? | `selection.py`, with `core.txt` |
 | which tests are of collectives? | `collectives.txt`, for `--backend` |
 | how does a class or a backend get into DDP's place? | `swap.py` |
-| how does a test written for GPUs run on the CPU? | `cpu_rewrite.py`, `cpu_stand_ins.py` |
+| how does a test written for GPUs run on the CPU? | `stage.py`, by `minddp run --on-cpu` |
 | where do test classes come from? | `wheel_ddp.py`, `wheel_rpc.py` |
-| how is one test run, and within which time? | `stage.py` forks it, `solo.py` is what the fork does |
+| how is one test run, and within which time? | `stage.py` forks it |
 | how are all of them run? | `runner.py` |
 | what is the outcome of a test, in one line? | `verdict.py` |
 | what is written? | `report.py` |
-| are failures noticed? | `subjects.py`: a class that changes nothing, and one that never synchronises |
+| are failures noticed? | `toy_suite.py` has a class that changes nothing, and one that never synchronises |
 """

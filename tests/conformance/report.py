@@ -51,9 +51,9 @@ def installed() -> dict[str, str]:
 
 _SUITES = {
     "ddp": "Tests of DDP that PyTorch runs on the CPU",
-    "ddp@cpu": "Tests of DDP that PyTorch runs on GPUs, rewritten at import to run on the CPU",
+    "ddp@cpu": "Tests of DDP that PyTorch runs on GPUs, here on the CPU",
     "rpc": "Tests of DDP under RPC and distributed autograd",
-    "rpc@cpu": "The same for GPUs, rewritten",
+    "rpc@cpu": "The same for GPUs, on the CPU",
     "collectives-3": "Tests of collectives on three ranks",
     "collectives-4": "Tests of collectives on four ranks",
     "collectives-8": "Tests of collectives on eight ranks",

@@ -16,32 +16,28 @@ class Suite:
     """A module of unittest classes that is imported once, after which each of its tests runs in a fork.
 
     Attributes:
-        name: the first part of its tests' ids; ends in "@cpu" where `on_cpu` holds.
+        name: the first part of its tests' ids; ends in "@cpu" where tests of GPUs run on the CPU.
         module: the name under which it is imported.
-        sources: the modules in which its tests are written; not `module`, where that only gathers them.
-        on_cpu: `sources` are rewritten at import so that tests of GPUs run on the CPU; see `cpu_rewrite`.
     """
 
     name: str
     module: str
-    sources: tuple[str, ...]
-    on_cpu: bool = False
     world_size: int = 2  # of tests that leave it open
 
+    @property
+    def on_cpu(self) -> bool:
+        return self.name.endswith("@cpu")
 
-def both_ways(name: str, module: str, sources: tuple[str, ...]) -> tuple[Suite, Suite]:
+
+def both_ways(name: str, module: str) -> tuple[Suite, Suite]:
     """The suite as it is, and the same on the CPU."""
-    return (
-        Suite(name, module, sources),
-        Suite(f"{name}@cpu", module, sources, on_cpu=True),
-    )
+    return Suite(name, module), Suite(f"{name}@cpu", module)
 
 
-_INSIDE_TORCH = "torch.testing._internal.distributed"
 WHEEL = (
-    *both_ways("ddp", "tests.conformance.wheel_ddp", (f"{_INSIDE_TORCH}.distributed_test",)),
-    *(Suite(f"collectives-{n}", "tests.conformance.wheel_ddp", (), world_size=n) for n in (3, 4, 8)),
-    *both_ways("rpc", "tests.conformance.wheel_rpc", (f"{_INSIDE_TORCH}.ddp_under_dist_autograd_test",)),
+    *both_ways("ddp", "tests.conformance.wheel_ddp"),
+    *(Suite(f"collectives-{n}", "tests.conformance.wheel_ddp", world_size=n) for n in (3, 4, 8)),
+    *both_ways("rpc", "tests.conformance.wheel_rpc"),
 )
 
 

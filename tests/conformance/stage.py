@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import json
 import os
 import shutil
 import signal
@@ -21,14 +22,16 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass
+import unittest
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
-from tests.conformance import cpu_rewrite, solo, swap
+from tests.conformance import swap
 from tests.conformance.selection import Suite, TestId
-from tests.conformance.verdict import Status, Verdict, judge
+from tests.conformance.verdict import Report, Status, Verdict, judge
 
 _POLL_S = 0.02
 _NAME_CHARACTERS = 200  # file systems allow 255 bytes
@@ -76,10 +79,8 @@ def _set(programme: Programme, scratch: Path) -> ModuleType:
     _use_one_thread()
     _silence(scratch)
     if suite.on_cpu:
-        cpu_rewrite.rewrite_when_imported(suite.sources)
-    swap.put_in_place(programme.subject, on_cpu=suite.on_cpu)
-    if suite.on_cpu:
         _stand_in_for_gpus()
+    swap.put_in_place(programme.subject)
     _let_ranks_be_forked()
     module = importlib.import_module(suite.module)
     gc.collect()
@@ -117,17 +118,33 @@ def _use_one_thread() -> None:
 
 def _silence(scratch: Path) -> None:
     """What libraries print while they are imported is of no interest."""
-    log = os.open(scratch / "import.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    _print_to(scratch / "import.txt")
+
+
+def _print_to(path: Path) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
 
 
 def _stand_in_for_gpus() -> None:
-    from tests.conformance import cpu_stand_ins
+    """As `minddp run --on-cpu`, with more devices than any test wants, and with what torch.compile needs."""
+    import torch
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    from torch.testing._internal import common_utils
 
-    cpu_stand_ins.stand_in_for_streams()
-    cpu_stand_ins.one_device_per_rank()
+    from minddp.tools.launch import on_cpu
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2,3,4,5,6,7"
+    TorchInGraphFunctionVariable._get_handlers()  # cached, by the identity of functions that will be replaced
+    compile, context = torch.compile, torch.cuda.StreamContext
+    on_cpu.install()
+    torch.compile, torch.cuda.StreamContext = compile, context
+    torch.cuda.nccl.version = lambda: (9, 9)  # decorators ask for the version, and for the system
+    common_utils.IS_LINUX, common_utils.TEST_CUDA = False, True
+    # Profilers are told that there is no CUDA, or they wait for its events.
+    torch.cuda.is_available = lambda: sys._getframe(1).f_globals["__name__"] != "torch.autograd.profiler"
 
 
 def _let_ranks_be_forked() -> None:
@@ -158,7 +175,7 @@ def _run(test: TestId, programme: Programme, module: ModuleType, results: Connec
     pid = os.fork()
     if pid == 0:
         results.close()  # or it would look open to the reader for as long as this test runs
-        solo.perform(module, test.case, folder)
+        perform(module, test.case, folder)
     try:
         while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if time.monotonic() - began_s >= programme.limit_s:
@@ -167,9 +184,9 @@ def _run(test: TestId, programme: Programme, module: ModuleType, results: Connec
     finally:
         _kill_session(pid)  # while its number cannot be given to another process yet
         os.waitpid(pid, 0)
-    log = (folder / solo.LOG).read_text(errors="replace") if (folder / solo.LOG).exists() else ""
+    log = (folder / LOG).read_text(errors="replace") if (folder / LOG).exists() else ""
     seconds = time.monotonic() - began_s
-    verdict = judge(test, solo.read_report(folder), seconds, log, programme.limit_s)
+    verdict = judge(test, read_report(folder), seconds, log, programme.limit_s)
     if programme.logs is not None and verdict.status in (Status.FAIL, Status.TIMEOUT):
         name = str(test).replace("::", ".")[:_NAME_CHARACTERS]
         (programme.logs / f"{name}.txt").write_text(f"{log}\n{verdict.detail}")
@@ -182,3 +199,71 @@ def _kill_session(pid: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
+
+
+# ------------------------------------------------------------------ one test, in its fork
+
+LOG, REPORT = "log.txt", "report.json"
+
+
+def perform(module: ModuleType, case: str, folder: Path) -> NoReturn:
+    """Run `Class.method` of `module` in the empty `folder`, leave a log and a report there, and exit.
+
+    The process leads a session of its own, so that the processes that it starts are killed with it.
+    """
+    try:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ranks are ended by it
+        _settle_in(folder)
+        swap.start_tally(folder / "tally")
+        report = _report_on(module, case)
+        _write(report, folder)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def _settle_in(folder: Path) -> None:
+    """Output into the log, temporary files into the folder, which also becomes the working directory."""
+    _print_to(folder / LOG)
+    os.chdir(folder)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+def _report_on(module: ModuleType, case: str) -> Report:
+    class_name, _, method = case.partition(".")
+    if not hasattr(getattr(module, class_name, None), method):
+        return Report(Status.ABSENT, "the installed torch has no such test", 0)
+    try:
+        suite = unittest.defaultTestLoader.loadTestsFromName(case, module)
+        result = unittest.TextTestRunner(stream=sys.stderr, verbosity=2).run(suite)
+    except BaseException:
+        return Report(Status.FAIL, traceback.format_exc(), swap.constructions())
+    return Report(*_outcome(result), swap.constructions())
+
+
+def _outcome(result: unittest.TestResult) -> tuple[Status, str]:
+    for _, text in (*result.errors, *result.failures):
+        return Status.FAIL, text
+    for _, why in result.skipped:
+        return Status.SKIP, why
+    if result.unexpectedSuccesses:
+        return Status.FAIL, "passed, although it is marked as an expected failure"
+    if not result.testsRun:
+        return Status.FAIL, "no test ran"
+    return Status.PASS, ""
+
+
+def _write(report: Report, folder: Path) -> None:
+    unfinished = folder / "report.unfinished"
+    unfinished.write_text(json.dumps(asdict(report)))
+    unfinished.rename(folder / REPORT)
+
+
+def read_report(folder: Path) -> Report | None:
+    """The report that `perform` wrote there, if it got so far."""
+    with contextlib.suppress(FileNotFoundError):
+        stored = json.loads((folder / REPORT).read_text())
+        return Report(Status(stored.pop("status")), **stored)
+    return None

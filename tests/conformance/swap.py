@@ -31,11 +31,10 @@ def resolve(subject: str) -> type:
     return getattr(importlib.import_module(module), name)
 
 
-def put_in_place(subject: str, *, on_cpu: bool) -> None:
+def put_in_place(subject: str) -> None:
     """Make torch's DDP the class `subject`, or leave it alone for `NATIVE`; count constructions of either.
 
-    With `on_cpu`, `device_ids` and `output_device` are not passed on: modules on the CPU must not have any. Of a
-    `BACKEND`, the groups that it connects are counted.
+    Of a `BACKEND`, the groups that it connects are counted.
     """
     from torch.nn.parallel.distributed import DistributedDataParallel as native
 
@@ -45,7 +44,8 @@ def put_in_place(subject: str, *, on_cpu: bool) -> None:
         _replace(native, chosen)
     if is_backend:
         _give_backend(subject.removeprefix(BACKEND))
-    _wrap_constructor(chosen, on_cpu=on_cpu, count=not is_backend)
+    else:
+        _count_constructions(chosen)
 
 
 def _give_backend(name: str) -> None:
@@ -77,18 +77,13 @@ def _replace(native: type, chosen: type) -> None:
                 setattr(module, attribute, chosen)
 
 
-def _wrap_constructor(chosen: Any, *, on_cpu: bool, count: bool) -> None:
+def _count_constructions(chosen: Any) -> None:
     original = chosen.__init__
 
     @functools.wraps(original)
-    def constructor(
-        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        if count:
-            count_construction()
-        if on_cpu:
-            device_ids = output_device = None
-        original(self, module, device_ids, output_device, *args, **kwargs)
+    def constructor(self: Any, *args: Any, **kwargs: Any) -> None:
+        count_construction()
+        original(self, *args, **kwargs)
 
     chosen.__init__ = constructor
 

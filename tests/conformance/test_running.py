@@ -14,7 +14,7 @@ from tests.conformance.selection import WHEEL, TestId, both_ways
 from tests.conformance.swap import NATIVE, resolve
 from tests.conformance.verdict import Status, Verdict
 
-TOYS = both_ways("toy", "tests.conformance.toy_suite", ("tests.conformance.toy_suite",))
+TOYS = both_ways("toy", "tests.conformance.toy_suite")
 QUICK = ("test_DistributedDataParallelCPU", "test_accumulate_gradients_no_sync")
 
 
@@ -89,12 +89,12 @@ def is_running(pid: int) -> bool:
 def test_a_class_that_never_synchronises_is_noticed(subject: str, status: Status) -> None:
     """And the swap itself makes no difference."""
     tests = [TestId("ddp", f"TestDistBackendWithSpawn.{method}") for method in QUICK]
-    verdicts = runner.run(tests, WHEEL, f"tests.conformance.subjects:{subject}", runner.Conditions())
+    verdicts = runner.run(tests, WHEEL, f"tests.conformance.toy_suite:{subject}", runner.Conditions())
     assert [verdict.status for verdict in verdicts] == [status] * len(tests), verdicts
 
 
 def test_a_suite_that_cannot_be_imported_fails_with_the_reason() -> None:
-    (suite, _) = both_ways("gone", "tests.conformance.gone", ())
+    (suite, _) = both_ways("gone", "tests.conformance.gone")
     (verdict,) = runner.run([TestId("gone", "A.test_b")], [suite], NATIVE, runner.Conditions())
     assert verdict.reason == "import: ModuleNotFoundError: No module named 'tests.conformance.gone'"
 

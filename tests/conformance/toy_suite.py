@@ -1,4 +1,8 @@
-"""A suite to test the running of suites with: what a test can do, good and bad. Only ever imported in a stage."""
+"""A suite to test the running of suites with: what a test can do, good and bad. Only ever imported in a stage.
+
+And two classes to run tests with. `Unchanged` is torch's own under another name: what passes natively must pass
+with it, or else the swap is at fault. `NeverSynchronises` must fail.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import subprocess
 import sys
 import time
 import unittest
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,12 +54,24 @@ class Toy(unittest.TestCase):
 
 
 class ToyOnGpu(unittest.TestCase):
-    @unittest.skipIf(not torch.cuda.is_available(), "HAS_GPU is what this asks")
+    @unittest.skipIf(not torch.cuda.is_available(), "needs a GPU")
     def test_moves(self) -> None:
         module = torch.nn.Linear(1, 1).cuda(3)
         assert module.weight.to("cuda:1").device.type == "cpu"
-        assert torch.zeros(1, device=2).device == torch.device("cuda", 0)
+        assert torch.zeros(1, device=2).device.type == "cpu"
         with torch.cuda.stream(torch.cuda.Stream()):
             torch.cuda.synchronize()
         dist.init_process_group(backend="nccl", store=dist.HashStore(), rank=0, world_size=1)
         DistributedDataParallel(module, device_ids=[3])
+
+
+class Unchanged(DistributedDataParallel):
+    """Torch's DDP."""
+
+
+class NeverSynchronises(DistributedDataParallel):
+    """Torch's DDP as if always under `no_sync`: every rank keeps its own gradients."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        self.require_backward_grad_sync = False
+        return super().forward(*inputs, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +12,17 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from minddp.core import autograd
+from tests.modules import WithoutGradient
 
 
 class Recorder:
     """Notes which parameter's hook fired, and what its gradient was then."""
 
-    def __init__(self, params: list[torch.nn.Parameter]):
-        self.params = params
+    def __init__(self) -> None:
+        self.params = two_params()
         self.fired: list[int] = []
         self.grads: list[torch.Tensor | None] = []
+        self.hooks = autograd.GradientHooks(self.params, self.on_grad_accumulated)
 
     def on_grad_accumulated(self, param: int, *_from_engine: object) -> None:
         self.fired.append(param)
@@ -27,84 +30,59 @@ class Recorder:
         self.grads.append(None if grad is None else grad.clone())
 
 
-class NoGradient(torch.autograd.Function):
-    """The identity on x; returns no gradient for the parameter it is given."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, _param: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad, None
-
-
 def two_params() -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.tensor(2.0)), torch.nn.Parameter(torch.tensor(3.0))]
 
 
-def test_a_hook_fires_once_after_the_gradient_has_its_value() -> None:
-    params = two_params()
-    recorder = Recorder(params)
-    hooks = autograd.GradientHooks(params, recorder.on_grad_accumulated)
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder()
+    yield recorder
+    recorder.hooks.remove()
+
+
+def test_a_hook_fires_once_after_the_gradient_has_its_value(recorder: Recorder) -> None:
+    params = recorder.params
     (params[0] * params[0] * params[1]).backward()
     assert sorted(recorder.fired) == [0, 1]
     assert recorder.grads[recorder.fired.index(0)] == 12.0  # both uses are in
     params[0].pow(2).backward()
     assert recorder.fired[2:] == [0]
     assert recorder.grads[2] == 16.0  # and what was there before
-    hooks.remove()
 
 
-def test_a_hook_fires_for_a_gradient_that_is_undefined() -> None:
-    params = two_params()
-    recorder = Recorder(params)
-    hooks = autograd.GradientHooks(params, recorder.on_grad_accumulated)
-    NoGradient.apply(params[0] * 1, params[1]).backward()
+def test_a_hook_fires_for_a_gradient_that_is_undefined(recorder: Recorder) -> None:
+    params = recorder.params
+    WithoutGradient.apply(params[0] * 1, params[1]).backward()
     assert sorted(recorder.fired) == [0, 1]
     assert params[1].grad is None
-    hooks.remove()
 
 
-def test_removed_hooks_do_not_fire_and_may_be_removed_again() -> None:
-    params = two_params()
-    recorder = Recorder(params)
-    hooks = autograd.GradientHooks(params, recorder.on_grad_accumulated)
+def test_removed_hooks_do_not_fire_and_may_be_removed_again(recorder: Recorder) -> None:
+    params, hooks = recorder.params, recorder.hooks
     hooks.remove()
     hooks.remove()
     (params[0] * params[1]).backward()
     assert recorder.fired == []
 
 
-def test_the_engine_knows_which_accumulators_it_will_run() -> None:
-    params = [*two_params(), torch.nn.Parameter(torch.tensor(5.0))]
-    hooks = autograd.GradientHooks(params, Recorder(params).on_grad_accumulated)
-    answers: list[list[bool]] = []
-    product = params[0] * params[1]
-    product.register_hook(lambda _: answers.append([autograd.will_be_reached(a) for a in hooks.accumulators]))
-    product.backward()
-    (params[0] * params[2]).detach()
-    assert answers == [[True, True, False]]
-    hooks.remove()
-
-
-def test_the_engine_accumulates_nothing_when_it_is_asked_for_gradients() -> None:
-    params = two_params()
-    hooks = autograd.GradientHooks(params, Recorder(params).on_grad_accumulated)
-    answers: list[list[bool]] = []
-    product = params[0] * params[1]
-    product.register_hook(lambda _: answers.append([autograd.will_be_reached(a) for a in hooks.accumulators]))
-    torch.autograd.grad(product, params)
-    assert answers == [[False, False]]
-    hooks.remove()
-
-
-def test_asking_what_will_be_reached_is_an_error_outside_of_a_backward() -> None:
-    params = two_params()
-    hooks = autograd.GradientHooks(params, Recorder(params).on_grad_accumulated)
-    with pytest.raises(RuntimeError):
-        autograd.will_be_reached(hooks.accumulators[0])
-    hooks.remove()
+@pytest.mark.parametrize(
+    ("run", "reached"),
+    [
+        (lambda product, params: product.backward(), [True, True]),
+        (lambda product, params: torch.autograd.grad(product, params[:1]), [False, False]),
+        (lambda product, params: product.backward(inputs=params[1:]), [False, True]),
+    ],
+    ids=["all", "asked for gradients", "of some"],
+)
+def test_the_engine_knows_which_accumulators_it_will_run(run: Any, reached: list[bool], recorder: Recorder) -> None:
+    answers: list[bool] = []
+    product = recorder.params[0] * recorder.params[1]
+    product.register_hook(lambda _: answers.extend(map(autograd.will_be_reached, recorder.hooks.accumulators)))
+    run(product, recorder.params)
+    assert answers == reached
+    with pytest.raises(RuntimeError):  # outside of a backward
+        autograd.will_be_reached(recorder.hooks.accumulators[0])
 
 
 def test_the_callback_runs_when_everything_is_computed() -> None:
@@ -191,10 +169,8 @@ def test_tensors_are_found_within_containers_and_dataclasses() -> None:
     assert [id(tensor) for tensor in found] == [id(a), id(b), id(c)]
 
 
-def test_hooks_move_to_the_accumulators_of_another_dtype() -> None:
-    params = two_params()
-    recorder = Recorder(params)
-    hooks = autograd.GradientHooks(params, recorder.on_grad_accumulated)
+def test_hooks_move_to_the_accumulators_of_another_dtype(recorder: Recorder) -> None:
+    params, hooks = recorder.params, recorder.hooks
     for param in params:
         param.data = param.data.double()
     (params[0] * params[1]).backward()
@@ -204,13 +180,10 @@ def test_hooks_move_to_the_accumulators_of_another_dtype() -> None:
         hooks.renew()
         (params[0] * params[1]).backward()
         assert sorted(recorder.fired) == [0, 1]
-    hooks.remove()
 
 
-def test_hooks_of_frozen_parameters_stay_where_they_are() -> None:
-    params = two_params()
-    recorder = Recorder(params)
-    hooks = autograd.GradientHooks(params, recorder.on_grad_accumulated)
+def test_hooks_of_frozen_parameters_stay_where_they_are(recorder: Recorder) -> None:
+    params, hooks = recorder.params, recorder.hooks
     params[1].requires_grad_(False)
     params[0].data = params[0].data.double()
     hooks.renew()
@@ -218,33 +191,20 @@ def test_hooks_of_frozen_parameters_stay_where_they_are() -> None:
     params[1].requires_grad_(True)
     (params[0] * params[1]).backward()
     assert recorder.fired == [0, 1, 0] or recorder.fired == [0, 0, 1]
-    hooks.remove()
 
 
-def test_an_error_in_a_hook_is_reported_and_raised() -> None:
-    params = two_params()
+def test_an_error_in_a_hook_is_reported_and_raised(recorder: Recorder) -> None:
+    """Its handler may be exchanged while it is there."""
     reported: list[Exception] = []
 
     def fail(param: int) -> None:
         raise OSError(f"no room for {param}")
 
-    hooks = autograd.GradientHooks(params, fail)
-    hooks.on_error = reported.append
+    recorder.hooks.handler, recorder.hooks.on_error = fail, reported.append
     with pytest.raises(OSError, match="no room for 1"):
-        (params[1] * 1).backward()
+        (recorder.params[1] * 1).backward()
     assert list(map(str, reported)) == ["no room for 1"]
-    hooks.remove()
-
-
-def test_the_handler_may_be_exchanged_while_hooks_are_there() -> None:
-    params = two_params()
-    calls: list[str] = []
-    hooks = autograd.GradientHooks(params, lambda param: calls.append(f"one {param}"))
-    params[0].pow(2).backward()
-    hooks.handler = lambda param: calls.append(f"other {param}")
-    params[0].pow(2).backward()
-    assert calls == ["one 0", "other 0"]
-    hooks.remove()
+    assert recorder.fired == []
 
 
 def test_a_method_referenced_weakly_does_nothing_once_its_object_is_gone() -> None:
@@ -259,8 +219,7 @@ def test_a_method_referenced_weakly_does_nothing_once_its_object_is_gone() -> No
     assert call(4) is None
 
 
-def test_outputs_without_a_graph_report_no_beginning() -> None:
-    recorder = Recorder([])
+def test_outputs_without_a_graph_report_no_beginning(recorder: Recorder) -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     assert autograd.call_when_gradient_enters({"a": weight * 1}, recorder.on_grad_accumulated)
     assert not autograd.call_when_gradient_enters([torch.ones(1), weight, "text"], recorder.on_grad_accumulated)

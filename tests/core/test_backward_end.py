@@ -57,18 +57,24 @@ def source() -> torch.Tensor:
     return torch.ones(2, requires_grad=True)
 
 
-def test_the_end_is_called_once_however_often_it_is_requested() -> None:
-    owner = Owner()
-    layer = asking(owner)
-    layer(layer(source())).sum().backward()
-    assert owner.log == ["asked", "end AT_OUTPUTS"]
-
-
-def test_each_backward_has_an_end_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("run", "log"),
+    [
+        (lambda layer, x: layer(layer(x)), ["asked", "end AT_OUTPUTS"]),
+        (lambda layer, x: x * 2, []),
+        (
+            lambda layer, x: layer(checkpoint(layer, x, use_reentrant=True)),
+            ["asked", "asked", "end NESTED", "end AT_OUTPUTS"],
+        ),
+    ],
+    ids=["requested twice", "not requested", "nested"],
+)
+def test_each_backward_has_an_end_of_its_own(run: Callable[..., torch.Tensor], log: list[str]) -> None:
+    """It is called once, however often it is requested, and that of a nested backward is reported as nested."""
     owner = Owner()
     for _ in range(2):
-        asking(owner)(source()).sum().backward()
-    assert owner.log == ["asked", "end AT_OUTPUTS"] * 2
+        run(asking(owner), source()).sum().backward()
+    assert owner.log == log * 2
 
 
 def test_an_end_is_awaited_until_it_has_been_called() -> None:
@@ -84,19 +90,6 @@ def test_an_end_is_awaited_until_it_has_been_called() -> None:
         asking(owner)(source()).sum().backward()
     assert owner.log == ["asked", "awaited: True"]
     assert not owner.ends.is_any_awaited()
-
-
-def test_without_a_request_no_end_is_called() -> None:
-    owner = Owner()
-    (source() * 2).sum().backward()
-    assert owner.log == []
-
-
-def test_the_end_of_a_nested_backward_is_reported_as_nested() -> None:
-    owner = Owner()
-    layer = asking(owner)
-    layer(checkpoint(layer, source(), use_reentrant=True)).sum().backward()
-    assert owner.log == ["asked", "asked", "end NESTED", "end AT_OUTPUTS"]
 
 
 @pytest.mark.parametrize("hides", [False, True])

@@ -203,14 +203,6 @@ def test_abandoning_waits_for_launched_reductions_even_if_one_fails(caplog: pyte
     assert calls.take("bucket unpacked") == []
 
 
-def test_a_hook_that_fires_twice_is_reported() -> None:
-    calls = Calls()
-    current = calls.backward_pass()
-    for _ in range(2):
-        current.mark_ready(1)
-    assert calls.take("twice") == ["twice: 1"]
-
-
 # ------------------------------------------------------------------ counting
 
 LARGE = LARGE_BYTES // 4

@@ -20,11 +20,6 @@ from tests.buckets import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _same_numbers() -> None:
-    torch.manual_seed(0)
-
-
 def test_views_have_the_parameters_strides_where_those_are_dense() -> None:
     params = params_of_all_kinds()
     with_gaps = torch.nn.Parameter(torch.randn(4, 6)[:, ::2])

@@ -18,6 +18,7 @@ from minddp.core.packing import LARGE_BYTES
 from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
+from tests.ranks import on_ranks
 
 
 class CountingTransport(FakeTransport):
@@ -169,17 +170,18 @@ def _trains_alike(rank: int, lazy: bool, options: dict[str, Any], make: Any = No
     return [param.detach() for param in ddp.parameters()]
 
 
+@on_ranks(3)
 @pytest.mark.parametrize(
     "options",
     [{}, {"transport": "shared_memory"}, {"static_graph": True}],
     ids=["default", "shared memory", "static"],
 )
-def test_the_time_of_allocation_changes_no_bits(ranks: Any, options: dict[str, Any]) -> None:
+def test_the_time_of_allocation_changes_no_bits(rank: int, options: dict[str, Any]) -> None:
     """But where gradients that are views are kept: they lie elsewhere than the next lazy bucket."""
-    for eager, lazy in zip(*(ranks(3).run(_trains_alike, lazy, options) for lazy in (False, True)), strict=True):
-        assert all(map(torch.equal, eager, lazy))
+    assert all(map(torch.equal, *(_trains_alike(rank, lazy, options) for lazy in (False, True))))
 
 
+@on_ranks(3)
 @pytest.mark.skipif("lazy_bucket_allocation" not in signature(TorchDDP).parameters, reason="later torch has it")
 @pytest.mark.parametrize(
     "options",
@@ -194,12 +196,9 @@ def test_the_time_of_allocation_changes_no_bits(ranks: Any, options: dict[str, A
     ],
     ids=["default", "views", "views, small buckets", "views, unused", "views, static", "views, batched", "unused"],
 )
-def test_lazily_bits_are_those_of_torch(ranks: Any, options: dict[str, Any]) -> None:
+def test_lazily_bits_are_those_of_torch(rank: int, options: dict[str, Any]) -> None:
     """Also where `.grad` stays: at three ranks it shows which gradients a new bucket has taken in, and divides."""
-    for theirs, ours in zip(
-        *(ranks(3).run(_trains_alike, True, options, make) for make in (TorchDDP, None)), strict=True
-    ):
-        assert all(map(torch.equal, theirs, ours))
+    assert all(map(torch.equal, *(_trains_alike(rank, True, options, make) for make in (TorchDDP, None))))
 
 
 # ------------------------------------------------------------------ pack groups and the order of readiness

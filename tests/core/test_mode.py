@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from minddp.core.bucket import GradientBucket
 from minddp.core.mode import Mode
 from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
@@ -19,38 +18,25 @@ from tests.modules import Checkpointed, Heads, HidesItsOutput, Scales
 X = torch.ones(1, 2)
 
 
+def recorded(text: Callable[..., str]) -> Callable[..., None]:
+    return lambda self, *args: self.log.append(text(*args))
+
+
 class RecordsCalls(Mode):
     """Records its calls and their arguments."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    def post_forward(self) -> None:
-        self.log.append("post_forward")
-
-    def backward_begins(self) -> None:
-        self.log.append("backward begins")
-
-    def shadow_begins(self) -> None:
-        self.log.append("shadow begins")
-
-    def first_gradient(self, param: int) -> None:
-        self.log.append(f"opened by {param}")
-
-    def before_pack(self, params: Sequence[int]) -> None:
-        self.log.append(f"before pack {list(params)}")
-
-    def before_launch(self, bucket: GradientBucket, contents: torch.Tensor) -> None:
-        self.log.append(f"before launch {bucket.spec.index}")
-
-    def before_unpack(self) -> None:
-        self.log.append("before unpack")
-
-    def after_unpack(self, bucket: GradientBucket) -> None:
-        self.log.append(f"after unpack {bucket.spec.index}")
-
-    def post_backward(self) -> None:
-        self.log.append("closed")
+    post_forward = recorded(lambda: "post_forward")
+    backward_begins = recorded(lambda: "backward begins")
+    shadow_begins = recorded(lambda: "shadow begins")
+    first_gradient = recorded(lambda param: f"opened by {param}")
+    before_pack = recorded(lambda params: f"before pack {list(params)}")
+    before_launch = recorded(lambda bucket, contents: f"before launch {bucket.spec.index}")
+    before_unpack = recorded(lambda: "before unpack")
+    after_unpack = recorded(lambda bucket: f"after unpack {bucket.spec.index}")
+    post_backward = recorded(lambda: "closed")
 
     def take(self) -> list[str]:
         log, self.log = self.log, []
@@ -90,13 +76,6 @@ def test_backward_is_over_before_the_usage_of_parameters_is_awaited(monkeypatch:
     assert recorder.take() == [*BEGIN, *PACKED, "before unpack", "usage", *END[1:]]
 
 
-def test_a_complete_backward() -> None:
-    ddp, recorder = with_recorder(Scales([0, 1]))
-    for _ in range(2):
-        ddp.step(X)
-        assert recorder.take() == [*BEGIN, *PACKED, *END]
-
-
 def test_each_callback_calls_all_modes_in_order() -> None:
     ddp, one = with_recorder(Scales([0, 1]))
     other = RecordsCalls()
@@ -104,18 +83,6 @@ def test_each_callback_calls_all_modes_in_order() -> None:
     ddp.reducer.modes.append(other)
     ddp.step(X)
     assert one.log == [line for line in [*BEGIN, *PACKED, *END] for _ in range(2)]
-
-
-def test_under_no_sync_there_is_none() -> None:
-    ddp, recorder = with_recorder(Scales([0, 1]))
-    ddp(X, sync=False).sum().backward()
-    assert recorder.take() == []
-
-
-def test_a_backward_whose_beginning_is_not_seen() -> None:
-    ddp, recorder = with_recorder(HidesItsOutput(Scales([0, 1])))
-    ddp(X).tensor.sum().backward()
-    assert recorder.take() == ["post_forward", "opened by 1", *PACKED, *END]
 
 
 class TwoOutputs(nn.Module):
@@ -130,11 +97,37 @@ class TwoOutputs(nn.Module):
         return y, y * 2
 
 
-def test_a_backward_that_enters_at_two_outputs_begins_once() -> None:
-    ddp, recorder = with_recorder(TwoOutputs())
-    one, other = ddp(X)
-    (one + other).sum().backward()
-    assert recorder.take() == [*BEGIN, *PACKED, *END]
+def scales() -> Scales:
+    return Scales([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "loss", "log"),
+    [
+        (scales, {}, lambda ddp: ddp(X), [*BEGIN, *PACKED, *END] * 2),
+        (scales, {}, lambda ddp: ddp(X, sync=False), []),
+        (lambda: HidesItsOutput(scales()), {}, lambda ddp: ddp(X).tensor, [BEGIN[0], BEGIN[2], *PACKED, *END] * 2),
+        (TwoOutputs, {}, lambda ddp: sum(ddp(X)), [*BEGIN, *PACKED, *END] * 2),
+        (  # the first one of a static graph packs at its end, in the order of the parameters
+            *(scales, {"static_graph": True}, lambda ddp: ddp(X)),
+            [*BEGIN, PACKED[2], PACKED[0], PACKED[1], PACKED[3], *END, *BEGIN, *PACKED, *END],
+        ),
+    ],
+    ids=["complete", "under no_sync", "not seen to begin", "at two outputs", "static"],
+)
+def test_two_backwards(
+    make: Callable[[], nn.Module], options: dict[str, Any], loss: Callable[[FakeDDP], Any], log: list[str]
+) -> None:
+    ddp, recorder = with_recorder(make(), **options)
+    for _ in range(2):
+        loss(ddp).sum().backward()
+    assert recorder.log == log
+
+
+def test_a_backward_in_which_a_bucket_is_skipped() -> None:
+    ddp, recorder = with_recorder(Heads(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
+    ddp(X)[0].sum().backward()
+    assert recorder.take()[-6:] == ["before unpack", *[f"after unpack {b}" for b in range(4)], "closed"]
 
 
 def test_a_backward_that_reaches_no_parameter() -> None:
@@ -170,11 +163,8 @@ def test_a_backward_that_its_caller_finalizes() -> None:
 
 def test_a_backward_that_an_exception_ends() -> None:
     ddp, recorder = with_recorder(Scales([0, 1], explode_after=0))
-    ddp.module.explosive.arm()
-    with pytest.raises(KeyError):
-        ddp.step(X)
+    ddp.fail(X)
     assert recorder.take() == [*BEGIN, *PACKED[:2]]
-    ddp.module.explosive.arm(False)
     ddp.step(X)
     assert recorder.take() == ["closed", *BEGIN, *PACKED, *END]
 
@@ -188,26 +178,6 @@ def test_a_backward_after_which_the_ranks_change() -> None:
     assert recorder.take() == ["closed"]
     ddp.reducer.change_ranks(ddp.transport, ddp.reducer.reduce_strategy)
     assert recorder.take() == []
-
-
-def test_a_backward_in_which_a_bucket_is_skipped() -> None:
-    ddp, recorder = with_recorder(Heads(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
-    ddp(X)[0].sum().backward()
-    assert recorder.take()[-6:] == ["before unpack", *[f"after unpack {b}" for b in range(4)], "closed"]
-
-
-@pytest.fixture
-def static() -> tuple[FakeDDP, RecordsCalls]:
-    return with_recorder(Scales([0, 1]), static_graph=True)
-
-
-def test_the_first_backward_of_a_static_graph(static: tuple[FakeDDP, RecordsCalls]) -> None:
-    """The first one of a static graph packs at its end, in the order of the parameters."""
-    ddp, recorder = static
-    ddp.step(X)
-    assert recorder.take() == [*BEGIN, PACKED[2], PACKED[0], PACKED[1], PACKED[3], *END]
-    ddp.step(X)
-    assert recorder.take() == [*BEGIN, *PACKED, *END]
 
 
 def test_a_nested_backward_does_not_begin_again() -> None:

@@ -26,11 +26,6 @@ from tests.buckets import (
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(autouse=True)
-def _same_numbers() -> None:
-    torch.manual_seed(0)
-
-
 def test_the_two_ways_to_take_the_mean_differ_in_bits() -> None:
     """Otherwise the tests below could not tell them apart."""
     for dtype in (torch.float32, torch.float64):

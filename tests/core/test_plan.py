@@ -93,28 +93,6 @@ def test_every_plan_is_sound(specs: list[ParamSpec], caps: list[int], small_last
             assert bucket.nbytes == end * bucket.dtype.itemsize
 
 
-def test_a_bucket_closes_once_it_reaches_its_capacity() -> None:
-    plan = plan_from_registration(specs_of(5, 5, 5, 5), [40])
-    assert param_lists(plan) == [[2, 3], [0, 1]]  # 40 bytes: reached, so closed
-    plan = plan_from_registration(specs_of(5, 5, 5, 5), [41])
-    assert param_lists(plan) == [[3], [0, 1, 2]]  # 40 bytes are less than 41: the third may still come in
-
-
-def test_a_parameter_larger_than_the_capacity_is_not_split() -> None:
-    assert param_lists(plan_from_registration(specs_of(1, 1000, 1), [8])) == [[2], [0, 1]]
-
-
-def test_each_dtype_begins_with_the_first_capacity() -> None:
-    specs = [*specs_of(2, 2), *specs_of(1, 1, dtype=torch.float64)]
-    assert param_lists(plan_from_readiness(specs, range(4), [8, 1 << 20])) == [[0], [1], [2], [3]]
-
-
-def test_the_last_capacity_repeats() -> None:
-    plan = plan_from_readiness(specs_of(1, 1, 1, 1, 1), range(5), [4, 8])
-    assert param_lists(plan) == [[0], [1, 2], [3, 4]]
-    assert [bucket.cap_bytes for bucket in plan.buckets] == [4, 8, 8]
-
-
 def test_small_last_bucket_counts_capacities_from_the_end() -> None:
     plan = plan_from_readiness(specs_of(1, 1, 1, 1, 1), range(5), [4, 8], small_last_bucket=True)
     assert param_lists(plan) == [[1, 0], [3, 2], [4]]

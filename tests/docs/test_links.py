@@ -17,16 +17,8 @@ IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_links_lead_where_they_say(page: Path) -> None:
-    assert [fault for link in links(page.read_text()) if (fault := fault_of(link, page))] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_pictures_exist(page: Path) -> None:
-    assert [picture for picture in pictures(page.read_text()) if not (page.parent / picture).exists()] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_each_note_that_is_cited_exists_once(page: Path) -> None:
-    found = {note: how_often_it_exists(note) for note in notes_cited(page.read_text())}
-    assert {note: count for note, count in found.items() if count != 1} == {}
+def test_links_lead_where_they_say_pictures_exist_and_cited_notes_exist_once(page: Path) -> None:
+    text = page.read_text()
+    assert [fault for link in links(text) if (fault := fault_of(link, page))] == []
+    assert [picture for picture in pictures(text) if not (page.parent / picture).exists()] == []
+    assert [note for note in notes_cited(text) if how_often_it_exists(note) != 1] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +16,7 @@ import pytest
 
 from docs.site import recording
 from docs.site.recording import ROOT
+from tests.processes import python
 
 pytest.importorskip("material", reason="needs what `make docs` installs")
 from docs.site import annotated
@@ -27,9 +27,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "-f", "docs/site/mkdocs.yml", "-d", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", "mkdocs", "build", "--quiet", "-f", "docs/site/mkdocs.yml", "-d", str(folder))
     return folder
 
 

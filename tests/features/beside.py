@@ -8,13 +8,16 @@ every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
+from minddp.tools.launch.on_cpu.cuda import CpuEvent, Stream
 from tests.parity.compare import difference
 
 Snapshot = dict[str, torch.Tensor | None]
@@ -71,3 +74,14 @@ def snapshot(ddp: nn.Module, **more: torch.Tensor) -> Snapshot:
 def random(*shape: int, rank: int = 0, step: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Input of a step, another one on each rank."""
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+@contextmanager
+def streams_of_a_cpu() -> Iterator[None]:
+    """Within, there are streams, for which torch's wrapper asks even where there is only a CPU. They do nothing."""
+    with (
+        mock.patch("torch.Stream", Stream),
+        mock.patch("torch.Event", CpuEvent),
+        mock.patch("torch.accelerator.current_stream", return_value=Stream()),
+    ):
+        yield

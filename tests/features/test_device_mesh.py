@@ -83,7 +83,6 @@ def _on_a_square(wrap: Wrap, rank: int, mesh: DeviceMesh, options: dict[str, Any
     [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}],
     ids=str,
 )
-@pytest.mark.filterwarnings("ignore:find_unused_parameters")
 def test_a_slice_beside_tensor_parallelism(rank: int, options: dict[str, Any]) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     *_, last = play(rank, _on_a_square, mesh, options)

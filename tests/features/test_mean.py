@@ -12,8 +12,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import minddp
-from minddp.modes.divisor import Divisor
-from tests.fakes import FakeTransport
 from tests.features.beside import Trail, assert_same, random, snapshot
 from tests.ranks import of_all_ranks, on_ranks
 
@@ -246,20 +244,3 @@ def test_when_all_weights_are_zero_there_is_no_mean(rank: int) -> None:
         ddp.weigh(0.0)
     ddp(torch.ones(1, 1)).sum().backward()
     assert ddp.module.weight.grad.item() == 1.0
-
-
-# ------------------------------------------------------------------ without ranks
-
-
-def test_the_divisor_of_one_backward() -> None:
-    divisor = Divisor(FakeTransport(world_size=4))
-    assert divisor.for_this_backward() == 4
-    count: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-    divisor.divide_by_active_ranks(count)
-    count.set_result([torch.tensor([3.0])])
-    assert [divisor.for_this_backward() for _ in range(2)] == [3, 4]
-    divisor.divide_by_active_ranks(count)
-    divisor.divide_by_active_ranks(None)
-    assert divisor.for_this_backward() == 4
-    divisor.weigh(0.25, torch.device("cpu"))  # the others of a FakeTransport weigh the same
-    assert divisor.for_this_backward() == 4.0

@@ -20,9 +20,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
+from tests.features import habits
 from tests.features.beside import Steps, Trail, Wrap, assert_same, play, random
-from tests.features.habits import gradients, hooks, wrappers
-from tests.features.habits.model import CALM_STEPS, STEPS, grads, layers, loss_of, losses, narrow
+from tests.features.habits import CALM_STEPS, STEPS, grads, layers, loss_of, losses, narrow
+from tests.modules import Explosive
 from tests.ranks import of_all_ranks, on_ranks
 
 Script = Callable[..., Steps]
@@ -42,42 +43,39 @@ NO_VIEWS = "default buckets static unused"  # those show what is reduced so far,
 LARGE = "default buckets"  # where gradients alias the bucket
 
 SCRIPTS: dict[str, tuple[Script, str]] = {
-    "uses a layer by itself": (gradients.uses_a_layer_by_itself, ALL),
-    "keeps in a graph": (gradients.keeps_in_a_graph, LARGE),
-    "watches gradients go": (gradients.watches_gradients_go, LARGE),
-    "keeps what arrives": (hooks.keeps_what_arrives, ALL),
-    "looks from accumulators": (hooks.looks_from_accumulators, NO_VIEWS),
-    "looks at others": (hooks.looks_at_others, NO_VIEWS),
-    "clears all at the end": (partial(hooks.replaces_all_at_the_end, what="clears"), NO_VIEWS),
-    "flattens before wrapping": (partial(hooks.flattens, wraps_first=False), NO_VIEWS),
-    "flattens after wrapping": (partial(hooks.flattens, wraps_first=True), NO_VIEWS),
-    "accumulates into its own memory": (gradients.accumulates_into_its_own_memory, ALL),
+    "watches gradients go": (habits.watches_gradients_go, LARGE),
+    "keeps what arrives": (habits.keeps_what_arrives, ALL),
+    "looks from accumulators": (habits.looks_from_accumulators, NO_VIEWS),
+    "clears all at the end": (partial(habits.replaces_all_at_the_end, what="clears"), NO_VIEWS),
+    "flattens before wrapping": (partial(habits.flattens, wraps_first=False), NO_VIEWS),
+    "flattens after wrapping": (partial(habits.flattens, wraps_first=True), NO_VIEWS),
+    "accumulates into its own memory": (habits.accumulates_into_its_own_memory, ALL),
     **{
-        f"{name}{more}": (partial(gradients.handles, what=what, zeroing=not more), settings)
+        f"{name}{more}": (partial(habits.handles, what=what, zeroing=not more), settings)
         for name, what, settings in (
-            ("puts data", gradients.put_data, NO_VIEWS),
-            ("sets memory", gradients.set_memory, NO_VIEWS),
+            ("puts data", habits.put_data, NO_VIEWS),
+            ("sets memory", habits.set_memory, NO_VIEWS),
         )
         for more in ("", " and accumulates")
     },
-    "transposes": (partial(gradients.handles, what=gradients.transpose), NO_VIEWS),
-    "unsqueezes": (partial(gradients.handles, what=gradients.unsqueeze), NO_VIEWS),
-    "requires grad of gradients": (partial(gradients.handles, what=gradients.require_grad), ALL),
-    "marks gradients": (partial(gradients.handles, what=gradients.mark), ALL),
-    "wraps within": (wrappers.wraps_within, NO_VIEWS),
-    "wraps parts": (wrappers.wraps_parts, ALL),
-    "turns channels last early": (partial(wrappers.turns_channels_last, turn=1), "default buckets views"),
-    "turns channels last late": (partial(wrappers.turns_channels_last, turn=CALM_STEPS), "views"),
-    "watches small gradients go": (partial(gradients.watches_gradients_go, small=True), ALL),
-    "steps in hooks": (partial(hooks.steps_in_hooks, to_none=True), ALL),
-    "steps in hooks and zeroes": (partial(hooks.steps_in_hooks, to_none=False), ALL),
+    "transposes": (partial(habits.handles, what=habits.transpose), NO_VIEWS),
+    "unsqueezes": (partial(habits.handles, what=habits.unsqueeze), NO_VIEWS),
+    "requires grad of gradients": (partial(habits.handles, what=habits.require_grad), ALL),
+    "marks gradients": (partial(habits.handles, what=habits.mark), ALL),
+    "wraps within": (habits.wraps_within, NO_VIEWS),
+    "wraps parts": (habits.wraps_parts, ALL),
+    "turns channels last early": (partial(habits.turns_channels_last, turn=1), "default buckets views"),
+    "turns channels last late": (partial(habits.turns_channels_last, turn=CALM_STEPS), "views"),
+    "watches small gradients go": (partial(habits.watches_gradients_go, small=True), ALL),
+    "steps in hooks": (partial(habits.steps_in_hooks, to_none=True), ALL),
+    "steps in hooks and zeroes": (partial(habits.steps_in_hooks, to_none=False), ALL),
     **{
-        f"{what} all at the end": (partial(hooks.replaces_all_at_the_end, what=what), LARGE)
+        f"{what} all at the end": (partial(habits.replaces_all_at_the_end, what=what), LARGE)
         for what in ("drops", "replaces", "wraps anew", "puts data")
     },
-    "reduces by a hook": (partial(hooks.reduces_by_a_hook, kinds=["itself"]), ALL),
+    "reduces by a hook": (partial(habits.reduces_by_a_hook, kinds=["itself"]), ALL),
     "reduces by a hook that gives others": (
-        partial(hooks.reduces_by_a_hook, kinds=["copy", "itself", "alias"]),
+        partial(habits.reduces_by_a_hook, kinds=["copy", "itself", "alias"]),
         ALL,
     ),
 }
@@ -93,7 +91,7 @@ def with_options(wrap: Wrap, rank: int, script: Script, options: dict[str, Any])
 def test_what_lies_in_the_buffer_is_divided_as_torch_does(rank: int, detaches: bool) -> None:
     """Also if this backward has put it there. On three ranks a division and a multiplication differ."""
     for setting in ("default", "views"):
-        play(rank, with_options, partial(hooks.restores, detaches=detaches), SETTINGS[setting])
+        play(rank, with_options, partial(habits.restores, detaches=detaches), SETTINGS[setting])
 
 
 @on_ranks(2)
@@ -133,10 +131,10 @@ def _row_major(trail: Trail) -> Trail:
 
 @on_ranks(2)
 @pytest.mark.parametrize("zeroing", [True, False], ids=["zeroed", "accumulated"])
-@pytest.mark.parametrize("what", [gradients.put_data, gradients.set_memory])
+@pytest.mark.parametrize("what", [habits.put_data, habits.set_memory])
 def test_other_memory_under_a_view_is_averaged(rank: int, what: Callable[[Any], None], zeroing: bool) -> None:
     """Torch goes on with the bucket's, and averages what is no gradient any more."""
-    script = partial(gradients.handles, what=what, zeroing=zeroing)
+    script = partial(habits.handles, what=what, zeroing=zeroing)
     _is_right_alone(rank, script, SETTINGS["views"], SETTINGS["default"])
 
 
@@ -144,7 +142,7 @@ def test_other_memory_under_a_view_is_averaged(rank: int, what: Callable[[Any], 
 @pytest.mark.parametrize("setting", ["default", "buckets", "static", "unused"])
 def test_parameters_may_change_their_strides(rank: int, setting: str) -> None:
     """Under the final plan. Torch's buckets keep the old ones, and its averages come back in another order."""
-    script = partial(wrappers.turns_channels_last, turn=CALM_STEPS)
+    script = partial(habits.turns_channels_last, turn=CALM_STEPS)
     _is_right_alone(rank, script, SETTINGS[setting], SETTINGS["views"])
 
 
@@ -189,13 +187,14 @@ def test_gradients_of_a_skipped_bucket_are_not_kept_alive(rank: int) -> None:
 
 @on_ranks(2)
 def test_gradients_of_an_interrupted_backward_are_released_by_the_next_forward(rank: int) -> None:
-    ddp = minddp.DistributedDataParallel(wrappers.Fused(*narrow()))
+    explosive = Explosive()
+    ddp = minddp.DistributedDataParallel(nn.Sequential(*narrow()[:2], explosive, *narrow()[2:]))
     for step in range(CALM_STEPS + 1):
         ddp.zero_grad()
-        wrappers.Fuse.lit = step == CALM_STEPS
-        with suppress(wrappers.Blown):
+        explosive.arm(step == CALM_STEPS)
+        with suppress(KeyError):
             loss_of(ddp, rank, step).backward()
-    wrappers.Fuse.lit = False
+    explosive.arm(False)
     references = [weakref.ref(grad) for grad in grads(ddp)]
     ddp.zero_grad()
     loss_of(ddp, rank, 0)

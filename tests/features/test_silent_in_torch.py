@@ -12,6 +12,7 @@ from torch import nn
 
 import minddp
 from tests.logs import logged
+from tests.ranks import on_ranks
 
 ONE_EACH = [1e-6]  # MiB: one bucket for each parameter
 
@@ -62,7 +63,8 @@ def assert_close(ours: list[torch.Tensor | None], right: list[torch.Tensor | Non
 # ------------------------------------------------------------------ an exception before the first gradient
 
 
-def _raise_first(rank: int) -> list[str]:
+@on_ranks(2)
+def test_a_rank_that_drops_a_backward_before_its_first_gradient_is_warned(rank: int) -> None:
     """On rank 1 alone, as soon as backward has entered the output."""
     ddp = wrapped()
     with logged() as texts:
@@ -75,20 +77,17 @@ def _raise_first(rank: int) -> list[str]:
                 output.sum().backward()
             except ZeroDivisionError:
                 ddp.zero_grad()
-    return [text for text in texts if "An exception has ended" in text]
-
-
-def test_a_rank_that_drops_a_backward_before_its_first_gradient_is_warned(ranks: Any) -> None:
-    calm, [warned] = ranks(2).run(_raise_first)
-    assert not calm
-    assert "ended backward 3 on rank 1" in warned
-    assert "on every rank" in warned
+    warned = [text for text in texts if "An exception has ended" in text]
+    assert len(warned) == rank
+    assert all("ended backward 3 on rank 1" in text and "on every rank" in text for text in warned)
 
 
 # ------------------------------------------------------------------ delayed parameters
 
 
-def _delayed(rank: int, used: list[tuple[int, ...]]) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("used", [[(1, 0), (2, 1, 0)], [(1, 0), (2,)]], ids=["other order", "no trigger"])
+def test_delayed_parameters_are_reduced_in_the_order_of_the_plan(rank: int, used: list[tuple[int, ...]]) -> None:
     torch.manual_seed(0)
     module = Branches()
     ddp = minddp.DistributedDataParallel(
@@ -104,28 +103,10 @@ def _delayed(rank: int, used: list[tuple[int, ...]]) -> None:
         assert_close(grads(module), mean_grads([(batch(other, step), used[other]) for other in (0, 1)]))
 
 
-@pytest.mark.parametrize("used", [[(1, 0), (2, 1, 0)], [(1, 0), (2,)]], ids=["other order", "no trigger"])
-def test_delayed_parameters_are_reduced_in_the_order_of_the_plan(ranks: Any, used: list[tuple[int, ...]]) -> None:
-    ranks(2).run(_delayed, used)
-
-
 # ------------------------------------------------------------------ buckets that are skipped
 
 
-def _skips(rank: int, used: list[list[int]], accumulated: list[int]) -> str:
-    ddp = wrapped(find_unused_parameters=True, skip_all_reduce_unused_params=True)
-    if accumulated:
-        with ddp.no_sync():
-            ddp(batch(rank), *accumulated).sum().backward()
-    try:
-        ddp(batch(rank), *used[rank]).sum().backward()
-    except RuntimeError as error:
-        with pytest.raises(RuntimeError, match="averaged"):
-            torch.optim.SGD(ddp.parameters(), lr=0.1).step()
-        return str(error)
-    return ""
-
-
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("used", "accumulated", "offenders"),
     [
@@ -135,30 +116,34 @@ def _skips(rank: int, used: list[list[int]], accumulated: list[int]) -> str:
     ids=["other branches", "only accumulated"],
 )
 def test_a_skipped_bucket_that_any_rank_has_used_is_an_error(
-    ranks: Any, used: list[list[int]], accumulated: list[int], offenders: list[str]
+    rank: int, used: list[list[int]], accumulated: list[int], offenders: list[str]
 ) -> None:
-    for rank, text in enumerate(ranks(2).run(_skips, used, accumulated)):
-        assert f"rank {rank}" in text
-        assert f"`{offenders[rank]}`" in text
-        assert "skip_all_reduce_unused_params" in text
+    ddp = wrapped(find_unused_parameters=True, skip_all_reduce_unused_params=True)
+    if accumulated:
+        with ddp.no_sync():
+            ddp(batch(rank), *accumulated).sum().backward()
+    with pytest.raises(RuntimeError, match="skip_all_reduce_unused_params") as error:
+        ddp(batch(rank), *used[rank]).sum().backward()
+    assert f"rank {rank}" in str(error.value)
+    assert f"`{offenders[rank]}`" in str(error.value)
+    with pytest.raises(RuntimeError, match="averaged"):
+        torch.optim.SGD(ddp.parameters(), lr=0.1).step()
 
 
-def _keeps(rank: int, options: dict[str, bool], used: list[list[int]]) -> None:
-    ddp = wrapped(gradient_as_bucket_view=True, skip_all_reduce_unused_params=True, **options)
+@on_ranks(2)
+@pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
+def test_a_skipped_gradient_is_not_scaled(rank: int, option: str) -> None:
+    ddp = wrapped(gradient_as_bucket_view=True, skip_all_reduce_unused_params=True, **{option: True})
     for step in range(3):
-        ddp(batch(rank, step), *used[rank]).square().sum().backward()
+        ddp(batch(rank, step), 0, 1).square().sum().backward()
         kept = ddp.module.branches[2].weight
         if step == 0:
             kept.grad = torch.ones_like(kept)
         assert step == 0 or torch.equal(kept.grad, torch.ones_like(kept))
 
 
-def test_a_skipped_gradient_is_not_scaled(ranks: Any) -> None:
-    ranks(2).run(_keeps, {"find_unused_parameters": True}, [[0, 1]] * 2)
-    ranks(2).run(_keeps, {"static_graph": True}, [[0, 1]] * 2)
-
-
-def _static(rank: int) -> None:
+@on_ranks(2)
+def test_a_static_graph_skips_what_no_rank_uses(rank: int) -> None:
     used = [(0,), (1,)]
     ddp = wrapped(static_graph=True, skip_all_reduce_unused_params=True)
     for step in range(4):
@@ -167,29 +152,23 @@ def _static(rank: int) -> None:
         assert_close(grads(ddp), mean_grads([(batch(other, step), used[other]) for other in (0, 1)]))
 
 
-def test_a_static_graph_skips_what_no_rank_uses(ranks: Any) -> None:
-    ranks(2).run(_static)
-
-
-def _accumulates_other(rank: int, skips: bool) -> list[str]:
+@on_ranks(2)
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_static_graph_that_accumulates_what_it_never_reduces_is_warned_of(rank: int, skips: bool) -> None:
     ddp = wrapped(static_graph=True, skip_all_reduce_unused_params=skips)
     ddp(batch(rank), 0).sum().backward()
     with logged() as texts, ddp.no_sync():
         for _ in range(2):
             ddp(batch(rank), 2).sum().backward()
-    return texts
-
-
-@pytest.mark.parametrize("skips", [False, True])
-def test_a_static_graph_that_accumulates_what_it_never_reduces_is_warned_of(ranks: Any, skips: bool) -> None:
-    for rank, [text] in enumerate(ranks(2).run(_accumulates_other, skips)):
-        assert f"rank {rank} accumulates a gradient of `branches.2.weight`" in text
+    [text] = texts
+    assert f"rank {rank} accumulates a gradient of `branches.2.weight`" in text
 
 
 # ------------------------------------------------------------------ a survivor that has not finalized the recording
 
 
-def _survive(rank: int) -> list[Any]:
+@on_ranks(3)
+def test_survivors_record_a_static_graph_again_unless_all_have(rank: int) -> None:
     ddp = wrapped(static_graph=True)
     if rank == 1:
 
@@ -201,57 +180,47 @@ def _survive(rank: int) -> list[Any]:
         ddp(batch(rank), 0, 1).square().sum().backward()
     group = dist.new_group([0, 1])
     if rank == 2:
-        return []
+        return
     ddp.move_to_group(group)
     for step in range(1, 5):
         ddp.zero_grad()
         ddp(batch(rank, step), 0, 1).square().sum().backward()
         assert_close(grads(ddp), mean_grads([(batch(other, step), (0, 1)) for other in (0, 1)]))
-    return [str(ddp.plan)]
-
-
-def test_survivors_record_a_static_graph_again_unless_all_have(ranks: Any) -> None:
-    first, second, _ = ranks(3).run(_survive)
-    assert first == second
+    plans = [None, None]
+    dist.all_gather_object(plans, str(ddp.plan), group)
+    assert plans[0] == plans[1]
 
 
 # ------------------------------------------------------------------ gradients that stay local, or do not
 
 
-def _two_forwards(rank: int) -> list[str]:
+@on_ranks(2)
+def test_a_second_backward_that_stays_local_is_warned_of_once(rank: int) -> None:
     ddp = wrapped()
     with logged() as texts:
         for step in range(2):
             first, second = ddp(batch(rank, step), 0, 1, 2), ddp(batch(rank, step), 0, 1, 2)
             first.sum().backward()
             second.sum().backward()
-    return [text for text in texts if "were not averaged" in text]
+    [warned] = [text for text in texts if "were not averaged" in text]
+    assert f"rank {rank}" in warned
+    assert "`branches.2.weight`" in warned
 
 
-def test_a_second_backward_that_stays_local_is_warned_of_once(ranks: Any) -> None:
-    for rank, warned in enumerate(ranks(2).run(_two_forwards)):
-        assert len(warned) == 1
-        assert f"rank {rank}" in warned[0]
-        assert "`branches.2.weight`" in warned[0]
-
-
-def _forward_without_backward(rank: int) -> list[str]:
+@on_ranks(2)
+def test_a_backward_under_no_sync_that_is_reduced_is_warned_of_once(rank: int) -> None:
     ddp = wrapped()
     with logged() as texts:
         for _ in range(2):
             ddp(batch(rank), 0, 1, 2)
             with ddp.no_sync():
                 ddp(batch(rank), 0, 1, 2).sum().backward()
-    return [text for text in texts if "no_sync" in text]
+    [warned] = [text for text in texts if "no_sync" in text]
+    assert f"Rank {rank}" in warned
 
 
-def test_a_backward_under_no_sync_that_is_reduced_is_warned_of_once(ranks: Any) -> None:
-    for rank, warned in enumerate(ranks(2).run(_forward_without_backward)):
-        assert len(warned) == 1
-        assert f"Rank {rank}" in warned[0]
-
-
-def _accumulate(rank: int) -> list[str]:
+@on_ranks(2)
+def test_ordinary_accumulation_is_not_warned_of(rank: int) -> None:
     ddp = wrapped()
     with logged() as texts:
         for step in range(3):
@@ -260,8 +229,4 @@ def _accumulate(rank: int) -> list[str]:
             ddp(batch(rank, step), 0, 1, 2).sum().backward()
             with torch.no_grad():
                 ddp(batch(rank, step), 0)
-    return texts
-
-
-def test_ordinary_accumulation_is_not_warned_of(ranks: Any) -> None:
-    assert ranks(2).run(_accumulate) == [[], []]
+    assert texts == []

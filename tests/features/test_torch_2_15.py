@@ -29,14 +29,14 @@ def needs(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"this torch's groups have no {', '.join(missing)}")
 
 
-def _train(wrap: Wrap, rank: int, *, steps: int = 3, hook: Any = None, **options: Any) -> Trail:
+def _train(wrap: Wrap, rank: int, hook: Any = None, **options: Any) -> Trail:
     torch.manual_seed(0)
     ddp = wrap(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), **options)
     if hook is not None:
         ddp.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     trail: Trail = []
-    for step in range(steps):
+    for step in range(3):
         optimizer.zero_grad()
         ddp(random(4, 6, rank=rank, step=step)).square().sum().backward()
         optimizer.step()
@@ -47,14 +47,10 @@ def _train(wrap: Wrap, rank: int, *, steps: int = 3, hook: Any = None, **options
 # ------------------------------------------------------------------ quantization hooks
 
 
-def _quantized(wrap: Wrap, rank: int, name: str) -> Trail:
-    return _train(wrap, rank, hook=getattr(quantization_hooks, name))
-
-
 @pytest.mark.skipif("fut.wait()[0]" in inspect.getsource(quantization_hooks), reason="with torch's class they fail")
 @pytest.mark.parametrize("name", ["quantization_pertensor_hook", "quantization_perchannel_hook"])
 def test_torchs_quantization_hooks(ranks: Any, name: str) -> None:
-    ranks(2).run(play, _quantized, name)
+    ranks(2).run(play, _train, getattr(quantization_hooks, name))
 
 
 # ------------------------------------------------------------------ hooks of a group

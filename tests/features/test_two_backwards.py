@@ -16,21 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
-from tests.modules import grads_by_name
+from tests.modules import Heads, grads_by_name
 from tests.ranks import of_all_ranks, on_ranks
-
-
-class Heads(nn.Module):
-    """Two outputs; with a trunk they share parameters."""
-
-    def __init__(self, *, shares: bool = False) -> None:
-        super().__init__()
-        self.trunk = nn.Linear(4, 4) if shares else nn.Identity()
-        self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h = self.trunk(x)
-        return self.left(h), self.right(h)
 
 
 @on_ranks(2)
@@ -49,12 +36,12 @@ def test_each_output_may_have_its_backward(rank: int, orders: tuple[str, str], s
     ranks reduce the second backward if the first has left an output on one of them.
     """
     torch.manual_seed(0)
-    alone = Heads(shares=shares)
+    alone = Heads(nn.Linear(2, 2) if shares else None)
     ddp = minddp.DistributedDataParallel(copy.deepcopy(alone), find_unused_parameters=True)
     for step in range(4):
         ddp.zero_grad()
         alone.zero_grad()
-        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * step + rank)).requires_grad_()
+        x = torch.randn(2, 2, generator=torch.Generator().manual_seed(10 * step + rank)).requires_grad_()
         for module in (ddp, alone):
             losses = dict(zip("lr", (output.square().sum() for output in module(x)), strict=True))
             losses["b"] = losses["l"] + losses["r"]
@@ -123,27 +110,27 @@ def test_a_backward_for_each_output_is_an_error_in_a_static_graph(rank: int) -> 
     """The second one's gradients stayed local, as torch's do."""
     ddp = minddp.DistributedDataParallel(Heads(), static_graph=True)
     with pytest.raises(RuntimeError, match=r"gradient of `right\.bias`, from another output, would stay local"):
-        left, right = ddp(torch.randn(3, 4))
+        left, right = ddp(torch.randn(3, 2))
         left.square().mean().backward(retain_graph=True)
         right.square().mean().backward()
-        ddp(torch.randn(3, 4))
+        ddp(torch.randn(3, 2))
 
 
 @on_ranks(2)
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_further_backward_that_reaches_no_parameter_leaves_the_next_one_local(rank: int, place: int) -> None:
     """After a reduced backward that has left an output, one rank asks for the gradient of its input."""
-    ddp = minddp.DistributedDataParallel(Heads(shares=True), find_unused_parameters=True)
+    ddp = minddp.DistributedDataParallel(Heads(nn.Linear(2, 2)), find_unused_parameters=True)
     for step in range(2):
-        x = torch.randn(2, 4, requires_grad=True)
+        x = torch.randn(2, 2, requires_grad=True)
         outputs = ddp(x)
         outputs[0].sum().backward(retain_graph=True)
         if rank == 0:
             torch.autograd.grad(outputs[place].sum(), x, retain_graph=True)
         ddp.zero_grad()
         with ddp.no_sync():
-            sum(output.sum() * (rank + 1) for output in ddp(torch.ones(1, 4))).backward()
-        assert torch.equal(ddp.module.left.bias.grad, torch.full([3], rank + 1.0)), step
+            sum(output.sum() * (rank + 1) for output in ddp(torch.ones(1, 2))).backward()
+        assert torch.equal(ddp.module.left.bias.grad, torch.full([2], rank + 1.0)), step
 
 
 # ------------------------------------------------------------------ callbacks for the end of backward

@@ -14,6 +14,7 @@ import minddp
 from minddp.modes.delayed import DelayedAllReduce
 from tests.fakes import FakeTransport
 from tests.features.beside import Trail, Wrap, play, random, snapshot
+from tests.ranks import on_ranks
 
 
 class Inner(nn.Module):
@@ -122,7 +123,15 @@ def test_bits_are_torchs(ranks: Any, case: str, world_size: int) -> None:
 # ------------------------------------------------------------------ what torch does not do
 
 
-def _average(rank: int, kind: str) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *["plain", "dropped after the forward", "replaced after the forward"],
+        *["graph of the gradients", "double", "tied"],
+    ],
+)
+def test_the_average_is_in_place_when_backward_returns(rank: int, kind: str) -> None:
     """Average gradients where torch's would be this rank's own, or another dtype is needed."""
     torch.manual_seed(0)
     net = Net().to(torch.float64 if kind == "double" else torch.float32)
@@ -151,49 +160,28 @@ def _average(rank: int, kind: str) -> None:
         ddp.zero_grad()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *["plain", "dropped after the forward", "replaced after the forward"],
-        *["graph of the gradients", "double", "tied"],
-    ],
-)
-def test_the_average_is_in_place_when_backward_returns(ranks: Any, kind: str) -> None:
-    ranks(2).run(_average, kind)
-
-
-def _nothing_left(rank: int) -> tuple[int, int]:
+@on_ranks(2)
+def test_where_all_are_delayed_there_is_nothing_to_do_for_the_reducer(rank: int) -> None:
     outer = nn.Parameter(torch.ones(4))
     ddp = wrapped_wholly(minddp.DistributedDataParallel, Net(), outer)
     output = ddp(torch.ones(4, 4) * outer)
     output.sum().backward()
-    return len(ddp.plan.buckets), len(output._backward_hooks or ())
+    assert (len(ddp.plan.buckets), len(output._backward_hooks or ())) == (0, 0)
 
 
-def test_where_all_are_delayed_there_is_nothing_to_do_for_the_reducer(ranks: Any) -> None:
-    assert ranks(2).run(_nothing_left) == [(0, 0)] * 2
-
-
-def _too_late(rank: int) -> tuple[str, float]:
-    """The sign comes from the last layer, before the delayed gradients."""
+@on_ranks(2)
+def test_a_gradient_that_comes_after_the_sign_is_named(rank: int) -> None:
+    """The sign comes from the last layer, before the delayed gradients. And the next step works."""
     net = Net()
     named = [("inner.words.weight", net.inner.words.weight)]
     ddp = minddp.DistributedDataParallel(
         net, delay_all_reduce_named_params=named, param_to_hook_all_reduce=net.inner.last.weight
     )
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(RuntimeError, match=r"(?s)`inner\.words\.weight`.*param_to_hook_all_reduce"):
         ddp(torch.ones(4, 4)).sum().backward()
     ddp.zero_grad()
     ddp(torch.ones(4, 4), uses_words=False).sum().backward()
-    return str(error.value), net.inner.words.weight.grad.abs().sum().item()
-
-
-def test_a_gradient_that_comes_after_the_sign_is_named(ranks: Any) -> None:
-    """And the next step works."""
-    for text, rest in ranks(2).run(_too_late):
-        assert "`inner.words.weight`" in text
-        assert "param_to_hook_all_reduce" in text
-        assert rest == 0.0
+    assert not net.inner.words.weight.grad.any()
 
 
 # ------------------------------------------------------------------ without ranks
@@ -251,17 +239,12 @@ def test_combinations_that_cannot_work_are_refused(names: list[str], words: str)
         wrapped(minddp.DistributedDataParallel, pair, names, trigger="first.weight")
 
 
-def _unknown_name(rank: int) -> str:
+@on_ranks(2)
+def test_a_name_that_the_module_does_not_have_is_refused(rank: int) -> None:
     net = Net()
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"`words\.weight`"):
         minddp.DistributedDataParallel(
             net,
             delay_all_reduce_named_params=[("words.weight", net.inner.words.weight)],
             param_to_hook_all_reduce=net.inner.first.weight,
         )
-    return str(error.value)
-
-
-def test_a_name_that_the_module_does_not_have_is_refused(ranks: Any) -> None:
-    for text in ranks(2).run(_unknown_name):
-        assert "`words.weight`" in text

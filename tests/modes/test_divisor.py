@@ -37,12 +37,6 @@ def test_a_rank_of_weight_zero_divides_by_infinity() -> None:
     assert [divisor.for_this_backward() for _ in range(2)] == [5 / 4, 2]
 
 
-def test_weights_cannot_all_be_zero() -> None:
-    divisor = Divisor(FakeTransport())
-    with pytest.raises(RuntimeError, match="the weight 0"):
-        divisor.weigh(0.0, CPU)
-
-
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_weight_is_a_finite_number_of_samples(weight: float) -> None:
     with pytest.raises(ValueError, match="finite number, 0 or more"):
@@ -55,6 +49,9 @@ def test_under_join_the_active_ranks_count_for_one_backward() -> None:
     divisor = Divisor(FakeTransport(world_size=4))
     divisor.divide_by_active_ranks(count)
     assert [divisor.for_this_backward() for _ in range(2)] == [2, 4]
+    divisor.divide_by_active_ranks(count)
+    divisor.divide_by_active_ranks(None)
+    assert divisor.for_this_backward() == 4
 
 
 def test_other_ranks_begin_without_weights() -> None:

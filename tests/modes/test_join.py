@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,12 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import minddp
 from tests.features.beside import Trail, Wrap, play, play_over, random, snapshot
+from tests.modules import Heads
+from tests.parity.hooks import HOOKS
+from tests.ranks import of_all_ranks, on_ranks
 
 
 class Net(nn.Module):
@@ -79,15 +79,6 @@ def train(wrap: Wrap, rank: int, case: dict[str, Any], steps_of_rank: list[int])
     return trail
 
 
-HOOKS: dict[str, Callable[[], tuple[Any, Callable[..., Any]]]] = {
-    "allreduce": lambda: (None, default_hooks.allreduce_hook),
-    "fp16": lambda: (None, default_hooks.fp16_compress_hook),
-    "power": lambda: (
-        powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5),
-        powerSGD_hook.powerSGD_hook,
-    ),
-}
-
 BY_ACTIVE = {"join": {"divide_by_initial_world_size": False}}
 CASES: dict[str, dict[str, Any]] = {
     "all divide": {},
@@ -104,17 +95,17 @@ CASES: dict[str, dict[str, Any]] = {
     "batched": {"options": {"batched_grad_copy": True}, **BY_ACTIVE},
     "small buckets": {"options": {"bucket_cap_mb": 0.0001}},
     "hook": {"hook": "allreduce"},
-    "hook, active ones divide": {"hook": "fp16", **BY_ACTIVE},
-    "PowerSGD": {"hook": "power"},
+    "hook, active ones divide": {"hook": "fp16_compress", **BY_ACTIVE},
+    "PowerSGD": {"hook": "power_sgd"},
 }
 """Cases in which torch's wrapper works, too."""
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("case", CASES)
-def test_bits_are_torchs(ranks: Any, case: str) -> None:
+def test_bits_are_torchs(rank: int, case: str) -> None:
     steps_of_rank = [5, 5] if case == "enable=False" else [6, 2]
-    trails = ranks(2).run(play, train, CASES[case], steps_of_rank)
-    assert [len(trail) for trail in trails] == [steps + 3 for steps in steps_of_rank]
+    assert len(play(rank, train, CASES[case], steps_of_rank)) == steps_of_rank[rank] + 3
 
 
 @pytest.mark.parametrize(
@@ -178,8 +169,9 @@ def test_two_modules_join_together(ranks: Any) -> None:
 # ------------------------------------------------------------------ ends and errors
 
 
-def _terminate_early(rank: int) -> list[str]:
-    """The errors of both sides when rank 1 runs out. Afterwards both must work."""
+@on_ranks(2)
+def test_early_termination_has_torchs_texts_on_every_rank(rank: int) -> None:
+    """When rank 1 runs out. Afterwards both must work."""
     texts = []
     for wrap in (nn.parallel.DistributedDataParallel, minddp.DistributedDataParallel):
         ddp = wrap(Net())
@@ -192,89 +184,66 @@ def _terminate_early(rank: int) -> list[str]:
             texts.append(str(error))
         with ddp.join(enable=False):
             ddp(torch.ones(2, 4)).sum().backward()
-    return texts
+    theirs, ours = texts
+    assert ["Detected at least one rank that exhausted inputs", "Rank 1 exhausted all inputs"][rank] in theirs
+    assert ours == theirs
 
 
-def test_early_termination_has_torchs_texts_on_every_rank(ranks: Any) -> None:
-    (theirs, ours), (theirs_of_joined, ours_of_joined) = ranks(2).run(_terminate_early)
-    assert "Detected at least one rank that exhausted inputs" in theirs
-    assert "Rank 1 exhausted all inputs" in theirs_of_joined
-    assert (ours, ours_of_joined) == (theirs, theirs_of_joined)
-
-
-def _impossible(rank: int) -> list[str]:
+@on_ranks(2)
+def test_what_a_rank_without_inputs_cannot_follow_is_refused(rank: int) -> None:
     small = {"skip_all_reduce_unused_params": True, "find_unused_parameters": True}
     net = Net()
     delayed = {
         "delay_all_reduce_named_params": [("branch.weight", net.branch.weight)],
         "param_to_hook_all_reduce": net.first.weight,
     }
-    attempts = [
-        lambda: minddp.DistributedDataParallel(Net(), **small).join(),
-        lambda: minddp.DistributedDataParallel(net, **delayed).join(),
-        lambda: minddp.DistributedDataParallel(Net(), bucket_cap_mb="auto").join(),
-    ]
-    texts = []
-    for attempt in attempts:
+    for module, options, text in (
+        (Net(), small, "skip_all_reduce_unused_params"),
+        (net, delayed, "delay_all_reduce_named_params"),
+        (Net(), {"bucket_cap_mb": "auto"}, 'bucket_cap_mb="auto"'),
+    ):
         with pytest.raises(ValueError, match="join") as error:
-            attempt()
-        texts.append(str(error.value))
+            minddp.DistributedDataParallel(module, **options).join()
+        assert text in str(error.value)
     ddp = minddp.DistributedDataParallel(Net())
     with ddp.join(), pytest.raises(ValueError, match="`weigh` and join exclude each other"):
         ddp.weigh(1.0)
-    return texts
-
-
-def test_what_a_rank_without_inputs_cannot_follow_is_refused(ranks: Any) -> None:
-    for skip, delay, auto in ranks(2).run(_impossible):
-        assert 'bucket_cap_mb="auto"' in auto
-        assert "skip_all_reduce_unused_params" in skip
-        assert "delay_all_reduce_named_params" in delay
 
 
 # ------------------------------------------------------------------ where torch hangs or goes wrong
 
 
-def _lone_gradients(steps: int) -> Trail:
-    """Of rank 0 alone: the averages, times the number of ranks, while the others shadow it."""
-    torch.manual_seed(0)
-    net = Net()
-    trail = []
-    for step in range(steps):
-        net.zero_grad()
-        out = net(random(3, 4, step=step), branch=step != 1, all_used=False)
-        out.square().sum().backward()
-        trail.append({name: param.grad for name, param in net.named_parameters()})
-    return trail
+@on_ranks(2)
+def test_an_unused_parameter_keeps_its_missing_gradient(rank: int) -> None:
+    """Torch's joined ranks answer with uninitialised memory, so that everything seems used.
 
-
-def _without_any_input(rank: int, options: dict[str, Any], steps: int) -> None:
-    """Only rank 0 has inputs. The branch goes unused in step 1, one layer in all; rank 1 joins at once."""
+    Only rank 0 has inputs. The branch goes unused in step 1, one layer in all; rank 1 joins at once. Averages times
+    the number of ranks are the gradients of rank 0 alone.
+    """
     torch.manual_seed(0)
-    ddp = minddp.DistributedDataParallel(Net(), **options)
-    expected = _lone_gradients(steps)
+    alone, ddp = Net(), minddp.DistributedDataParallel(Net(), find_unused_parameters=True)
+    alone.load_state_dict(ddp.module.state_dict())
     with ddp.join():
-        for step in range(steps if rank == 0 else 0):
-            ddp.zero_grad()
-            ddp(random(3, 4, step=step), branch=step != 1, all_used=False).square().sum().backward()
-            for name, param in ddp.module.named_parameters():
-                lone = expected[step][name]
-                if lone is None:
+        for step in range(4 if rank == 0 else 0):
+            for module in (alone, ddp):
+                module.zero_grad()
+                module(random(3, 4, step=step), branch=step != 1, all_used=False).square().sum().backward()
+            for (name, param), lone in zip(ddp.module.named_parameters(), alone.parameters(), strict=True):
+                if lone.grad is None:
                     assert param.grad is None, (name, step)
                 else:
-                    torch.testing.assert_close(param.grad, lone / dist.get_world_size())
+                    torch.testing.assert_close(param.grad, lone.grad / dist.get_world_size())
 
 
-def test_an_unused_parameter_keeps_its_missing_gradient(ranks: Any) -> None:
-    """Torch's joined ranks answer with uninitialised memory, so that everything seems used."""
-    ranks(2).run(_without_any_input, {"find_unused_parameters": True}, 4)
+@on_ranks(2)
+@pytest.mark.parametrize("steps_of_rank", [[3, 0], [0, 1], [1, 0], [2, 1]])
+def test_a_static_graph_can_be_recorded_late(rank: int, steps_of_rank: list[int]) -> None:
+    """Some ranks have no or one input only; afterwards all train on.
 
-
-def _static_graph(rank: int, steps_of_rank: list[int]) -> Trail:
-    """Some ranks have no or one input only; afterwards all train on."""
+    The first backward of a static graph exchanges more than others; torch's joined ranks do not join in.
+    """
     torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(Net(), static_graph=True, bucket_cap_mb=0.0001)
-    trail = []
 
     def step(number: int) -> None:
         ddp.zero_grad()
@@ -285,23 +254,14 @@ def _static_graph(rank: int, steps_of_rank: list[int]) -> Trail:
             step(number)
     for number in range(10, 14):
         step(number)
-        trail.append(snapshot(ddp))
-    return trail
+        assert ddp.module.never.weight.grad is None
+        grads = [param.grad for param in ddp.parameters() if param.grad is not None]
+        assert all(map(torch.equal, *of_all_ranks(grads)))
+        assert all(grad.any() for grad in grads)
 
 
-@pytest.mark.parametrize("steps_of_rank", [[3, 0], [0, 1], [1, 0], [2, 1]])
-def test_a_static_graph_can_be_recorded_late(ranks: Any, steps_of_rank: list[int]) -> None:
-    """The first backward of a static graph exchanges more than others; torch's joined ranks do not join in."""
-    one, other = ranks(2).run(_static_graph, steps_of_rank)
-    for here, there in zip(one, other, strict=True):
-        assert here["module.never.weight.grad"] is None
-        for name, tensor in here.items():
-            if name.endswith(".grad") and tensor is not None:
-                assert torch.equal(tensor, there[name]), name
-                assert tensor.abs().sum() > 0
-
-
-def _evaluate_between(rank: int) -> list[float]:
+@on_ranks(2)
+def test_forwards_without_gradients_are_not_shadowed_by_a_backward(rank: int) -> None:
     torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(Net())
     with ddp.join():
@@ -309,16 +269,12 @@ def _evaluate_between(rank: int) -> list[float]:
             ddp(random(3, 4, rank=rank, step=step)).sum().backward()
             with torch.no_grad():
                 ddp(torch.ones(2, 4))
-    return [param.sum().item() for param in ddp.parameters()]
+    assert all(map(torch.equal, *of_all_ranks([param.detach() for param in ddp.parameters()])))
 
 
-def test_forwards_without_gradients_are_not_shadowed_by_a_backward(ranks: Any) -> None:
-    one, other = ranks(2).run(_evaluate_between)
-    assert one == other
-
-
-def _afterwards(rank: int) -> float:
-    """The divisor of a join is not used after it."""
+@on_ranks(2)
+def test_after_the_context_all_ranks_divide_again(rank: int) -> None:
+    """Torch goes on dividing by the number of ranks that were active last."""
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False))
     x = torch.ones(1, 1)
     with ddp.join(divide_by_initial_world_size=False):
@@ -330,15 +286,12 @@ def _afterwards(rank: int) -> float:
     with ddp.join(enable=False):
         ddp.zero_grad()
         ddp(x).sum().backward()
-    return ddp.module.weight.grad.item()
+    assert ddp.module.weight.grad.item() == 1.0
 
 
-def test_after_the_context_all_ranks_divide_again(ranks: Any) -> None:
-    """Torch goes on dividing by the number of ranks that were active last."""
-    assert ranks(2).run(_afterwards) == [1.0, 1.0]
-
-
-def _buffer_hook(rank: int, after_forward: bool) -> float:
+@on_ranks(2)
+@pytest.mark.parametrize("after_forward", [False, True])
+def test_buffer_hooks_are_shadowed(rank: int, after_forward: bool) -> None:
     """The mean of the running means, also from ranks that have run out."""
     torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(Net())
@@ -352,69 +305,38 @@ def _buffer_hook(rank: int, after_forward: bool) -> float:
     with ddp.join():
         for step in range(1 + 2 * rank):
             ddp(random(3, 4, rank=rank, step=step)).sum().backward()
-    return ddp.module.norm.running_mean.sum().item()
+    assert torch.equal(*of_all_ranks(ddp.module.norm.running_mean))
 
 
-@pytest.mark.parametrize("after_forward", [False, True])
-def test_buffer_hooks_are_shadowed(ranks: Any, after_forward: bool) -> None:
-    one, other = ranks(2).run(_buffer_hook, after_forward)
-    assert one == other
-
-
-def _joined_amid_accumulation(rank: int) -> float:
+@on_ranks(2)
+def test_a_rank_may_run_out_amid_accumulation(rank: int) -> None:
     """Rank 1 ends with a micro-batch that was never reduced; the other ranks do not get it, rank 1 keeps it."""
     ddp = minddp.DistributedDataParallel(nn.Linear(1, 1, bias=False), find_unused_parameters=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with ddp.join():
-            for step in range(4 if rank == 0 else 3):
-                with nullcontext() if step % 2 else ddp.no_sync():
-                    ddp(torch.full((1, 1), float(step + 1))).sum().backward()
-                if step == 1:
-                    ddp.zero_grad()
-    return ddp.module.weight.grad.item()
+    with ddp.join():
+        for step in range(4 if rank == 0 else 3):
+            with nullcontext() if step % 2 else ddp.no_sync():
+                ddp(torch.full((1, 1), float(step + 1))).sum().backward()
+            if step == 1:
+                ddp.zero_grad()
+    assert ddp.module.weight.grad.item() == [(3 + 4) / 2, 3.0][rank]
 
 
-def test_a_rank_may_run_out_amid_accumulation(ranks: Any) -> None:
-    assert ranks(2).run(_joined_amid_accumulation) == [(3 + 4) / 2, 3.0]
+@on_ranks(2)
+def test_a_backward_for_each_output_is_refused(rank: int) -> None:
+    """A rank without inputs would take part in the first of them only."""
+    ddp = minddp.DistributedDataParallel(Heads(), find_unused_parameters=True)
+    with pytest.raises(RuntimeError, match="a rank that has run out of inputs would not take part"), ddp.join():
+        for _ in range(2 - rank):
+            left, right = ddp(torch.ones(1, 2))
+            left.sum().backward()
+            right.sum().backward()
 
 
-class _Heads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.left(x), self.right(x)
-
-
-def _one_by_one(rank: int) -> str:
-    """A backward for each output: a rank without inputs would take part in the first of them only."""
-    ddp = minddp.DistributedDataParallel(_Heads(), find_unused_parameters=True)
-    try:
-        with ddp.join():
-            for _ in range(2 - rank):
-                left, right = ddp(torch.ones(1, 2))
-                left.sum().backward()
-                right.sum().backward()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def test_a_backward_for_each_output_is_refused(ranks: Any) -> None:
-    for text in ranks(2).run(_one_by_one):
-        assert "a rank that has run out of inputs would not take part" in text
-
-
-def _of_one_output(rank: int) -> list[float]:
-    ddp = minddp.DistributedDataParallel(_Heads(), find_unused_parameters=True)
+@on_ranks(2)
+def test_a_loss_of_one_output_is_not(rank: int) -> None:
+    ddp = minddp.DistributedDataParallel(Heads(), find_unused_parameters=True)
     with ddp.join():
         for _ in range(2 - rank):
             ddp.zero_grad()
             ddp(torch.ones(1, 2))[0].sum().backward()
-    return ddp.module.left.bias.grad.tolist()
-
-
-def test_a_loss_of_one_output_is_not(ranks: Any) -> None:
-    assert ranks(2).run(_of_one_output)[0] == [0.5, 0.5]
+    assert rank == 1 or ddp.module.left.bias.grad.tolist() == [0.5, 0.5]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -21,10 +20,8 @@ from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
 import minddp
-from minddp.modes.mixed_precision import MixedPrecision
-from tests.features.beside import Trail, Wrap, play, random, snapshot
-from tests.features.streams import streams_of_a_cpu
-from tests.ranks import RankFailure
+from tests.features.beside import Trail, Wrap, play, random, snapshot, streams_of_a_cpu
+from tests.ranks import on_ranks
 
 BF16 = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16, "buffer_dtype": torch.bfloat16}
 FP16 = {"param_dtype": torch.float16, "reduce_dtype": torch.float16, "buffer_dtype": torch.float16}
@@ -83,11 +80,7 @@ def _script(wrap: Wrap, rank: int, case: dict[str, Any]) -> Trail:
     return trail
 
 
-def _play(rank: int, case: dict[str, Any]) -> None:
-    with streams_of_a_cpu():
-        play(rank, _script, case)
-
-
+@on_ranks(lambda world_size, case: world_size)
 @pytest.mark.parametrize(
     ("world_size", "case"),
     [
@@ -103,8 +96,9 @@ def _play(rank: int, case: dict[str, Any]) -> None:
     ],
     ids=repr,
 )
-def test_bits_are_torchs_where_torch_reduces_gradients(ranks: Any, world_size: int, case: dict[str, Any]) -> None:
-    ranks(world_size).run(_play, case)
+def test_bits_are_torchs_where_torch_reduces_gradients(rank: int, world_size: int, case: dict[str, Any]) -> None:
+    with streams_of_a_cpu():
+        play(rank, _script, case)
 
 
 # ------------------------------------------------------------------ beside the arithmetic
@@ -139,17 +133,7 @@ def has_grads(ddp: nn.Module, expected: Sequence[torch.Tensor | None]) -> bool:
     )
 
 
-def _every_step(rank: int, dtypes: dict[str, torch.dtype], options: dict[str, Any]) -> None:
-    ddp = build(dtypes, **options)
-    optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.01)
-    for step in range(4):
-        optimizer.zero_grad()
-        averages = averages_of(ddp.module, dtypes, lambda model, rank, step=step: train(model, rank, step))
-        train(ddp, rank, step)
-        assert has_grads(ddp, averages), f"step {step}"
-        optimizer.step()
-
-
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("dtypes", "options"),
     [
@@ -163,8 +147,15 @@ def _every_step(rank: int, dtypes: dict[str, torch.dtype], options: dict[str, An
     ],
     ids=repr,
 )
-def test_every_step_averages_gradients(ranks: Any, dtypes: Any, options: Any) -> None:
-    ranks(2).run(_every_step, dtypes, options)
+def test_every_step_averages_gradients(rank: int, dtypes: dict[str, torch.dtype], options: dict[str, Any]) -> None:
+    ddp = build(dtypes, **options)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.01)
+    for step in range(4):
+        optimizer.zero_grad()
+        averages = averages_of(ddp.module, dtypes, lambda model, rank, step=step: train(model, rank, step))
+        train(ddp, rank, step)
+        assert has_grads(ddp, averages), f"step {step}"
+        optimizer.step()
 
 
 class Odd(nn.Module):
@@ -183,18 +174,6 @@ class Odd(nn.Module):
         return self.rarely(x) if rank == 1 else x
 
 
-def _odd(rank: int) -> None:
-    ddp = build(BF16, Odd, find_unused_parameters=True)
-
-    def run(model: nn.Module, rank: int) -> None:
-        model(inputs(model, rank), rank).float().square().sum().backward()
-
-    averages = averages_of(ddp.module, BF16, run)
-    assert averages[-2:] == [None, None]
-    run(ddp, rank)
-    assert has_grads(ddp, averages)
-
-
 def _penalized(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, forwards_first: bool) -> torch.Tensor:
     """The square of a gradient at the inputs joined with the output of another forward."""
     output = model(x.requires_grad_())
@@ -203,23 +182,22 @@ def _penalized(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, forwards_f
     return grad.float().square().sum() + (model(y) if other is None else other).float().square().sum()
 
 
-def _penalty(rank: int, wrap: Wrap, forwards_first: bool) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("wrap", [nn.parallel.DistributedDataParallel, minddp.DistributedDataParallel])
+def test_a_loss_of_forwards_before_and_after_autograd_grad_is_an_error(rank: int, wrap: Wrap) -> None:
+    """The parameters were restored between them, so each forward has accumulators of its own."""
     with streams_of_a_cpu():
         ddp = wrap(Net(), mixed_precision=_MixedPrecision(**BF16))
         for step in range(2):
             train(ddp, rank, step)  # of which torch's first brings garbage
             ddp.zero_grad()
-        _penalized(ddp, inputs(ddp, rank), inputs(ddp, rank, 1), forwards_first=forwards_first).backward()
+        loss = _penalized(ddp, inputs(ddp, rank), inputs(ddp, rank, 1), forwards_first=False)
+        with pytest.raises(RuntimeError, match="Expected to mark a variable ready only once"):
+            loss.backward()
 
 
-@pytest.mark.parametrize("wrap", [nn.parallel.DistributedDataParallel, minddp.DistributedDataParallel])
-def test_a_loss_of_forwards_before_and_after_autograd_grad_is_an_error(ranks: Any, wrap: Wrap) -> None:
-    """The parameters were restored between them, so each forward has accumulators of its own."""
-    with pytest.raises(RankFailure, match="Expected to mark a variable ready only once"):
-        ranks(2).run(_penalty, wrap, False)
-
-
-def _penalty_is_averaged(rank: int) -> None:
+@on_ranks(2)
+def test_a_penalty_on_gradients_is_averaged_if_all_forwards_come_first(rank: int) -> None:
     ddp = build(BF16)
 
     def run(model: nn.Module, rank: int) -> None:
@@ -231,52 +209,11 @@ def _penalty_is_averaged(rank: int) -> None:
         assert average is None or torch.allclose(param.grad, average, rtol=0.02, atol=0.02)
 
 
-def test_a_penalty_on_gradients_is_averaged_if_all_forwards_come_first(ranks: Any) -> None:
-    ranks(2).run(_penalty_is_averaged)
-
-
-def _through_an_older_graph(rank: int) -> None:
-    ddp = build(BF16)
-
-    def run(model: nn.Module, rank: int) -> None:
-        one = model(inputs(model, rank))
-        x = inputs(model, rank, 1).requires_grad_()
-        torch.autograd.grad(model(x).sum(), x)
-        model(x)
-        one.float().square().sum().backward()
-
-    averages = averages_of(ddp.module, BF16, run)
-    run(ddp, rank)
-    assert has_grads(ddp, averages)
-
-
-def test_a_graph_that_is_older_than_the_last_forward_is_reduced(ranks: Any) -> None:
-    ranks(2).run(_through_an_older_graph)
-
-
-def test_tied_recomputed_and_unused_parameters(ranks: Any) -> None:
-    ranks(2).run(_odd)
-
-
 class Reentrant(Net):
     """Recomputed in a backward inside the backward."""
 
     def forward(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
         return checkpoint(super().forward, x.requires_grad_(), use_reentrant=True)
-
-
-def _reentrant(rank: int) -> None:
-    ddp = build(BF16, Reentrant)
-    for step in range(2):
-        ddp.zero_grad()
-        averages = averages_of(ddp.module, BF16, lambda model, rank, step=step: train(model, rank, step))
-        train(ddp, rank, step)
-        assert has_grads(ddp, averages)
-        assert is_in_full_precision(ddp)
-
-
-def test_reentrant_recomputation(ranks: Any) -> None:
-    ranks(2).run(_reentrant)
 
 
 def _no_sync(model: nn.Module, rank: int) -> None:
@@ -323,19 +260,38 @@ def _a_second_order_graph(model: nn.Module, rank: int) -> None:
     model(inputs(model, rank)).float().square().sum().backward(create_graph=True)
 
 
-WAYS = [
-    _no_sync,
-    _two_forwards,
-    _evaluation_between,
-    _a_failed_forward_before,
-    _a_gradient_asked_for_before,
-    _an_output_whose_tensors_are_not_found,
-    _a_second_order_graph,
+def _through_an_older_graph(model: nn.Module, rank: int) -> None:
+    """Older than that of the last forward."""
+    one = model(inputs(model, rank))
+    x = inputs(model, rank, 1).requires_grad_()
+    torch.autograd.grad(model(x).sum(), x)
+    model(x)
+    one.float().square().sum().backward()
+
+
+def _tied_recomputed_and_unused(model: nn.Module, rank: int) -> None:
+    model(inputs(model, rank), rank).float().square().sum().backward()
+    assert all(param.grad is None for param in getattr(model, "module", model).never.parameters())
+
+
+WAYS: list[tuple[Run, type[nn.Module]]] = [
+    (_no_sync, Net),
+    (_two_forwards, Net),
+    (_evaluation_between, Net),
+    (_a_failed_forward_before, Net),
+    (_a_gradient_asked_for_before, Net),
+    (_an_output_whose_tensors_are_not_found, Net),
+    (_a_second_order_graph, Net),
+    (_through_an_older_graph, Net),
+    (_tied_recomputed_and_unused, Odd),
+    (train, Reentrant),
 ]
 
 
-def _one_step(rank: int, run: Run, options: dict[str, Any]) -> None:
-    ddp = build(BF16, **options)
+@on_ranks(2)
+@pytest.mark.parametrize(("run", "model"), WAYS)
+def test_other_ways_to_go_through_a_step(rank: int, run: Run, model: type[nn.Module]) -> None:
+    ddp = build(BF16, model, find_unused_parameters=model is Odd)
     for _ in range(2):
         ddp.zero_grad()
         averages = averages_of(ddp.module, BF16, run)
@@ -344,12 +300,8 @@ def _one_step(rank: int, run: Run, options: dict[str, Any]) -> None:
         assert is_in_full_precision(ddp)
 
 
-@pytest.mark.parametrize("run", WAYS)
-def test_other_ways_to_go_through_a_step(ranks: Any, run: Run) -> None:
-    ranks(2).run(_one_step, run, {})
-
-
-def _two_backwards(rank: int) -> None:
+@on_ranks(2)
+def test_two_forwards_with_a_backward_each(rank: int) -> None:
     """As without mixed precision: the first is reduced, the second stays local."""
     ddp = build(BF16)
     plain = copy.deepcopy(ddp.module).bfloat16()
@@ -368,11 +320,8 @@ def _two_backwards(rank: int) -> None:
     assert has_grads(ddp, sums)
 
 
-def test_two_forwards_with_a_backward_each(ranks: Any) -> None:
-    ranks(2).run(_two_backwards)
-
-
-def _uneven(rank: int) -> None:
+@on_ranks(2)
+def test_join(rank: int) -> None:
     ddp = build(BF16)
     with ddp.join():
         for step in range(1 + 2 * rank):
@@ -382,10 +331,6 @@ def _uneven(rank: int) -> None:
         alone = averages_of(ddp.module, BF16, lambda model, other: train(model, 1, 2) if other == 1 else None)
         assert has_grads(ddp, alone)
     assert is_in_full_precision(ddp)
-
-
-def test_join(ranks: Any) -> None:
-    ranks(2).run(_uneven)
 
 
 # ------------------------------------------------------------------ what is in which precision, and when
@@ -403,7 +348,8 @@ class Seeing(Net):
         return super().forward(x)
 
 
-def _dtypes(rank: int) -> None:
+@on_ranks(2)
+def test_what_is_in_which_dtype_when(rank: int) -> None:
     dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "buffer_dtype": torch.float16}
     ddp = build(dtypes, Seeing)
     before = copy.deepcopy(ddp.module.state_dict())
@@ -429,11 +375,8 @@ def _dtypes(rank: int) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_what_is_in_which_dtype_when(ranks: Any) -> None:
-    ranks(2).run(_dtypes)
-
-
-def _inputs(rank: int) -> list[Any]:
+@on_ranks(2)
+def test_floating_point_tensors_in_arguments_are_cast(rank: int) -> None:
     class Listing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -443,14 +386,12 @@ def _inputs(rank: int) -> list[Any]:
             return [x[0].dtype, more["mask"].dtype, more["y"][0].dtype, number]
 
     ddp = build(FP16, Listing)
-    return ddp((torch.ones(1),), more={"mask": torch.ones(1) > 0, "y": [torch.ones(1).double()]}, number=0.1)
+    seen = ddp((torch.ones(1),), more={"mask": torch.ones(1) > 0, "y": [torch.ones(1).double()]}, number=0.1)
+    assert seen == [torch.float16, torch.bool, torch.float16, 0.1]
 
 
-def test_floating_point_tensors_in_arguments_are_cast(ranks: Any) -> None:
-    assert ranks(2).run(_inputs)[0] == [torch.float16, torch.bool, torch.float16, 0.1]
-
-
-def _ignored(rank: int) -> None:
+@on_ranks(2)
+def test_what_is_ignored_is_not_cast(rank: int) -> None:
     torch.manual_seed(0)
     net = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.BatchNorm1d(2)})
     net._ddp_params_and_buffers_to_ignore = ["a.weight", "b.running_mean"]
@@ -462,11 +403,8 @@ def _ignored(rank: int) -> None:
     assert ddp.module["a"].bias._mp_param.dtype == torch.float16
 
 
-def test_what_is_ignored_is_not_cast(ranks: Any) -> None:
-    ranks(2).run(_ignored)
-
-
-def _copies(rank: int) -> None:
+@on_ranks(2)
+def test_copies_and_pickles(rank: int) -> None:
     ddp = build(BF16)
     train(ddp, rank)
     ddp.zero_grad()
@@ -477,34 +415,20 @@ def _copies(rank: int) -> None:
         assert is_in_full_precision(clone)
 
 
-def test_copies_and_pickles(ranks: Any) -> None:
-    ranks(2).run(_copies)
-
-
 # ------------------------------------------------------------------ what cannot work
 
 
-def _overwrite(rank: int) -> None:
+@on_ranks(2)
+def test_a_checkpoint_loaded_between_forward_and_backward_is_an_error(rank: int) -> None:
     ddp = build(BF16)
     state = copy.deepcopy(ddp.module.state_dict())
     ddp(torch.ones(1, 6))  # an evaluation, but not under no_grad
     ddp.module.load_state_dict(state)
-    ddp(torch.ones(1, 6)).sum().backward()
-
-
-def test_a_checkpoint_loaded_between_forward_and_backward_is_an_error(ranks: Any) -> None:
     with pytest.raises(
-        RankFailure, match=r"the new values are lost: frozen, first.weight, first.bias, norm.weight"
+        RuntimeError, match=r"the new values are lost: frozen, first.weight, first.bias, norm.weight"
     ):
-        ranks(2).run(_overwrite)
-
-
-def _refusal(rank: int, attempt: Callable[[], object]) -> str:
-    try:
-        attempt()
-    except (TypeError, ValueError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "accepted"
+        ddp(torch.ones(1, 6)).sum().backward()
+    assert is_in_full_precision(ddp)
 
 
 def _hook(state: object, bucket: Any) -> Any: ...
@@ -520,48 +444,34 @@ def _delayed() -> None:
     )
 
 
-REFUSED = [
-    (partial(build, {"param_dtype": torch.int8}), r"TypeError: `param_dtype` .* but is torch.int8"),
-    (partial(build, {"reduce_dtype": "fp16"}), r"TypeError: `reduce_dtype` .* but is 'fp16'"),
-    (partial(build, BF16, lambda: nn.Embedding(3, 3, sparse=True)), r"ValueError: .* for weight: sparse"),
-    (partial(build, BF16, lambda: nn.Linear(2, 2, dtype=torch.complex64)), r"ValueError: .* bias, weight: complex"),
-    (_delayed, r"ValueError: `delay_all_reduce_named_params` and `mixed_precision`"),
-    (
-        lambda: build(BF16).register_comm_hook(None, _hook),
-        r"RuntimeError: register_comm_hook and `mixed_precision`",
-    ),
-    (lambda: build(BF16).weigh(2.0), r"ValueError: `weigh` and .*mixed_precision.* exclude each other"),
-    (
-        lambda: minddp.DistributedDataParallel(Net(), mixed_precision=torch.bfloat16),
-        r"TypeError: `mixed_precision` takes torch's _MixedPrecision.* but got torch.bfloat16",
-    ),
-]
-
-
-def _refusals(rank: int) -> list[str]:
-    return [_refusal(rank, attempt) for attempt, _ in REFUSED]
-
-
-def test_what_cannot_work_is_refused(ranks: Any) -> None:
-    for said, (_, expected) in zip(ranks(2).run(_refusals)[0], REFUSED, strict=True):
-        assert re.match(expected, said), said
-
-
-# ------------------------------------------------------------------ the mode by itself
-
-
-def lowered() -> tuple[nn.Module, MixedPrecision]:
-    module = nn.Linear(2, 2)
-    config = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return module, MixedPrecision(config, module, ignored=(), sparse=())
-
-
-def test_what_is_written_to_a_low_parameter_is_an_error() -> None:
-    module, mode = lowered()
-    (x,), _ = mode.begin_forward((torch.ones(1, 2),), {}, lambda: None)
-    mode.end_forward(module(x))
-    with torch.no_grad():
-        module.weight.add_(1)
-    with pytest.raises(RuntimeError, match="are lost: weight"):
-        mode.restore()
-    assert module.weight.dtype is torch.float32
+@on_ranks(2)
+@pytest.mark.parametrize(
+    ("attempt", "error", "says"),
+    [
+        (partial(build, {"param_dtype": torch.int8}), TypeError, "`param_dtype` .* but is torch.int8"),
+        (partial(build, {"reduce_dtype": "fp16"}), TypeError, "`reduce_dtype` .* but is 'fp16'"),
+        (partial(build, BF16, lambda: nn.Embedding(3, 3, sparse=True)), ValueError, ".* for weight: sparse"),
+        (
+            partial(build, BF16, lambda: nn.Linear(2, 2, dtype=torch.complex64)),
+            ValueError,
+            ".* bias, weight: complex",
+        ),
+        (_delayed, ValueError, "`delay_all_reduce_named_params` and `mixed_precision`"),
+        (
+            lambda: build(BF16).register_comm_hook(None, _hook),
+            RuntimeError,
+            "register_comm_hook and `mixed_precision`",
+        ),
+        (lambda: build(BF16).weigh(2.0), ValueError, "`weigh` and .*mixed_precision.* exclude each other"),
+        (
+            lambda: minddp.DistributedDataParallel(Net(), mixed_precision=torch.bfloat16),
+            TypeError,
+            "`mixed_precision` takes torch's _MixedPrecision.* but got torch.bfloat16",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    rank: int, attempt: Callable[[], object], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=f"^{says}"):
+        attempt()

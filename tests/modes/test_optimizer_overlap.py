@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import minddp
 from minddp.modes.optimizer_overlap import OverlappedOptimizer
 from tests.fakes import FakeDDP
-from tests.ranks import RankPool
+from tests.ranks import on_ranks
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-2),
@@ -37,14 +37,17 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": params[:5]}, {"params": params[5:], "lr": 3e-3, "weight_decay": 0.0}]
 
 
-def _trained(rank: int, name: str, views: bool) -> list[str]:
-    """Names of what differs between stepping in backward and after it, in any of several steps."""
+@on_ranks(2)
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("views", [False, True])
+def test_equal_bits_in_parameters_and_state(rank: int, name: str, views: bool) -> None:
+    """Whether it steps in backward or after it, in each of several steps."""
     options = {"bucket_cap_mb_list": [0.0003], "gradient_as_bucket_view": views}
     models = [minddp.DistributedDataParallel(layers(), **options) for _ in range(2)]
     optimizers = [OPTIMIZERS[name](groups(model)) for model in models]
     schedulers = [LambdaLR(optimizer, lambda turn: 0.8**turn) for optimizer in optimizers]
     models[0].overlap_optimizer(optimizers[0])
-    wrong = []
     for turn in range(6):
         x = torch.randn(3, 8, generator=torch.Generator().manual_seed(10 * turn + rank))
         for model in models:
@@ -56,22 +59,13 @@ def _trained(rank: int, name: str, views: bool) -> list[str]:
             scheduler.step()
             model.zero_grad()
         for (param_name, ours), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-            if not torch.equal(ours, theirs):
-                wrong.append(f"{param_name} in step {turn}")
+            assert torch.equal(ours, theirs), f"{param_name} in step {turn}"
     assert len(models[0].plan.buckets) > 1
     states = [optimizer.state_dict()["state"] for optimizer in optimizers]
     for index, state in states[1].items():
         for key, value in state.items():
-            if not torch.equal(torch.as_tensor(states[0][index][key]), torch.as_tensor(value)):
-                wrong.append(f"state {key} of {index}")
-    return wrong
-
-
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("views", [False, True])
-def test_equal_bits_in_parameters_and_state(ranks: Callable[[int], RankPool], name: str, views: bool) -> None:
-    assert ranks(2).run(_trained, name, views) == [[], []]
+            ours = torch.as_tensor(states[0][index][key])
+            assert torch.equal(ours, torch.as_tensor(value)), f"state {key} of {index}"
 
 
 def overlapped() -> tuple[nn.Module, torch.optim.Optimizer, OverlappedOptimizer]:
@@ -208,7 +202,9 @@ def test_a_group_that_is_added_later_is_refused_by_the_next_forward() -> None:
         ddp(torch.ones(2, 8))
 
 
-def _delayed_or_ignored(rank: int, how: str) -> str:
+@on_ranks(2)
+@pytest.mark.parametrize("how", ["ignored", "delayed"])
+def test_parameters_that_the_wrapper_leaves_out_of_its_buckets_are_refused(rank: int, how: str) -> None:
     model = layers()
     options: dict[str, Any] = {}
     if how == "ignored":
@@ -217,15 +213,6 @@ def _delayed_or_ignored(rank: int, how: str) -> str:
         options["delay_all_reduce_named_params"] = [("3.bias", model[3].bias)]
         options["param_to_hook_all_reduce"] = model[0].weight
     ddp = minddp.DistributedDataParallel(model, **options)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"`3\.bias`") as error:
         ddp.overlap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    return str(error.value)
-
-
-@pytest.mark.parametrize("how", ["ignored", "delayed"])
-def test_parameters_that_the_wrapper_leaves_out_of_its_buckets_are_refused(
-    ranks: Callable[[int], RankPool], how: str
-) -> None:
-    for text in ranks(2).run(_delayed_or_ignored, how):
-        assert "`3.bias`" in text
-        assert "2.bias" not in text
+    assert "2.bias" not in str(error.value)

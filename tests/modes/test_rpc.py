@@ -12,15 +12,11 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch import nn
 from torch.distributed import rpc
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from minddp.core.autograd import distributed_context
-from minddp.modes.rpc import RpcGradients
-from tests.parity.compare import difference
+from tests.features.beside import Steps, Wrap, play
 from tests.ranks import RankPool
-
-BOTH = (TorchDDP, minddp.DistributedDataParallel)
 
 
 @pytest.fixture(scope="module")
@@ -81,27 +77,25 @@ def _dense(grad: torch.Tensor) -> torch.Tensor:
     return grad.to_dense() if grad.is_sparse else grad.clone()
 
 
+def _steps(wrap: Wrap, rank: int, options: dict[str, Any], remote: bool) -> Steps:
+    """In between comes an ordinary backward, whose gradients stay in `.grad`."""
+    torch.manual_seed(0)
+    ddp = wrap(Net(), **options)
+    for step in range(4):
+        kept = {name: param.grad for name, param in ddp.module.named_parameters()}
+        if step == 2:
+            ddp(torch.ones(2, 4)).sum().backward()
+            yield {name: _dense(param.grad) for name, param in ddp.module.named_parameters()}
+            continue
+        in_context = _in_context(ddp, rank, step, remote=remote)
+        assert in_context.keys() == kept.keys()
+        assert all(param.grad is kept[name] for name, param in ddp.module.named_parameters())
+        yield in_context
+
+
 def _beside(rank: int, options: dict[str, Any], remote: bool) -> None:
-    """Three steps on both sides; in between an ordinary backward, whose gradients stay in `.grad`."""
     _have_rpc(rank)
-    trails = []
-    for wrap in BOTH:
-        torch.manual_seed(0)
-        ddp = wrap(Net(), **options)
-        trail = []
-        for step in range(4):
-            if step == 2:
-                ddp(torch.ones(2, 4)).sum().backward()
-                trail.append({name: _dense(param.grad) for name, param in ddp.module.named_parameters()})
-                continue
-            kept = {name: param.grad for name, param in ddp.module.named_parameters()}
-            trail.append(_in_context(ddp, rank, step, remote=remote))
-            assert all(param.grad is kept[name] for name, param in ddp.module.named_parameters())
-        trails.append(trail)
-    for step, (theirs, ours) in enumerate(zip(*trails, strict=True)):
-        assert theirs.keys() == ours.keys() == {name for name, _ in Net().named_parameters()}
-        for name in theirs:
-            assert difference(theirs[name], ours[name]) is None, (step, name)
+    play(rank, _steps, options, remote)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -174,33 +168,3 @@ def test_what_only_other_ranks_use_is_named(pool: RankPool) -> None:
 def test_without_rpc_there_is_no_context() -> None:
     """In this process, which has no RPC."""
     assert distributed_context() is None
-
-
-# ------------------------------------------------------------------ the mode by itself
-
-
-class Context:
-    """A distributed autograd context without RPC: its gradients, by parameter."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_entered: bool = True):
-        self.params = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
-        self.gradients: dict[torch.Tensor, torch.Tensor] = {}
-        monkeypatch.setattr("minddp.core.autograd.distributed_context", lambda: 7 if is_entered else None)
-        monkeypatch.setattr(dist_autograd, "get_gradients", {7: self.gradients}.__getitem__)
-        self.mode = RpcGradients(self.params, ["a", "b", "c"])
-
-    def bring(self, *params: int) -> None:
-        for param in params:
-            self.gradients[self.params[param]] = torch.full((2,), float(param))
-
-
-def test_an_average_of_other_ranks_alone_has_no_place_in_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = Context(monkeypatch)
-    context.bring(0)
-    context.mode.post_forward()
-    context.mode.first_gradient(0)
-    context.mode.before_pack([0, 1, 2])
-    context.params[2].grad = torch.ones(2)
-    with pytest.raises(RuntimeError, match="only other ranks have used: c"):
-        context.mode.post_backward()
-    assert all(param.grad is None for param in context.params)

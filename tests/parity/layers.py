@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from tests.modules import WithoutGradient
 
 WIDTH = 128  # a weight of 128 x 128 floats has 64 KiB: just large enough for its gradient to alias a bucket
 VOCABULARY = 40
@@ -172,17 +173,7 @@ class Undefined(nn.Module):
         self.weight = nn.Parameter(torch.randn(WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _AddWithoutGradient.apply(x, self.weight)
-
-
-class _AddWithoutGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x + weight
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grads[0], None
+        return WithoutGradient.apply(x, self.weight)
 
 
 class Tied(nn.Module):

@@ -52,6 +52,12 @@ FAULTS = {
     "PowerSGD compressed a transposed matrix": Script(
         ("transposed",), lines=(Line("comm_hook", ("power_sgd",)), TRAIN, TRAIN, TRAIN)
     ),
+    **{  # a wrapper that waits for the last gradient of calm steps alone would go on without the mean
+        f"a gradient that comes again after all others: {how}": Script(
+            ("large", "small"), lines=(Line("reuse", (1, how)), TRAIN), seed=26, calm_steps=4
+        )
+        for how in ("reentrant and plain around another", "plain and reentrant around another")
+    },
 }
 
 

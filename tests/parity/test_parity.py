@@ -15,7 +15,7 @@ from tests.parity.changes.routes import REUSES
 from tests.parity.generate import script_from
 from tests.parity.hooks import HOOKS
 from tests.parity.layers import DTYPES, FROZEN, LAYERS
-from tests.parity.script import TRANSPORTS, Line, Options, Script
+from tests.parity.script import TRANSPORTS, Options, Script
 from tests.parity.search import Search
 from tests.ranks import RankPool
 
@@ -60,13 +60,3 @@ def test_the_scripts_cover_all_changes_and_options() -> None:
 def test_a_printed_script_is_the_expression_that_makes_it() -> None:
     for seed in range(200):
         assert Script.parsed(repr(script_from(seed))) == script_from(seed)
-
-
-@pytest.mark.parametrize("how", ["reentrant and plain around another", "plain and reentrant around another"])
-def test_a_gradient_that_comes_again_after_all_others_is_noticed(
-    how: str, pools: Callable[[int], RankPool]
-) -> None:
-    """Torch raises. A wrapper that waits for the last gradient of calm steps alone would go on without the mean."""
-    lines = (Line("reuse", (1, how)), Line("train"))
-    script = Script(("large", "small"), lines=lines, seed=26, calm_steps=4)
-    assert Search(pools).play(script) is None

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import minddp
+from tests.processes import python
 
 SCRIPT = """
 import sys, time, torch, torch.distributed as dist, minddp
@@ -122,10 +123,8 @@ def test_ranks_have_the_environment_of_the_call(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_script_launches_its_own_functions_and_classes(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.stdout == "[(0, 19.0), (1, 19.0), (2, 19.0)]\n[0, 10]\n", done.stderr
+    printed = python("script.py", cwd=tmp_path)
+    assert printed == "[(0, 19.0), (1, 19.0), (2, 19.0)]\n[0, 10]\n"
 
 
 def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path: Path) -> None:

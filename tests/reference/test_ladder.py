@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from reference import oracle
 from reference.interface import DataParallel, gradient
 from reference.ladder import rungs
-from tests.ranks import of_all_ranks, on_ranks
+from tests.ranks import on_ranks
 from tests.reference.cases import CASES, HalfUsed, build, loss_of, shards_for
 
 CAP_BYTES = 200  # a few buckets for the small modules here
@@ -48,39 +47,6 @@ def test_gradients_are_the_oracles(rank: int, name: str, world_size: int, case: 
     dtype = torch.float32 if case == "two_dtypes" else torch.float64
     allowed = tolerance(len(shards), expected, torch.finfo(dtype).eps)
     assert oracle.largest_difference(gradients_of(ddp), expected) <= allowed
-
-
-def train(rank: int, name: str, case: str, steps: int) -> dict[str, Any]:
-    ddp = wrap(name, build(case, seed=rank))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
-    for step in range(steps):
-        shards = shards_for(dist.get_world_size(), seed=step)
-        optimizer.zero_grad()
-        loss_of(ddp, shards[rank]).backward()
-        ddp.synchronize()
-        optimizer.step()
-    return dict(ddp.module.state_dict())
-
-
-@on_ranks(2)
-@pytest.mark.parametrize("name", NAMES)
-def test_training_is_that_of_one_process(rank: int, name: str) -> None:
-    module = build("tied", seed=0)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    for step in range(4):
-        grads = oracle.mean_over_ranks(module, shards_for(2, seed=step), loss_of)
-        for param_name, param in module.named_parameters():
-            param.grad = grads[param_name]
-        optimizer.step()
-    state = train(rank, name, "tied", 4)
-    assert all(torch.equal(state[key], value) for key, value in module.state_dict().items())
-
-
-@on_ranks(3)
-@pytest.mark.parametrize("name", NAMES)
-def test_replicas_stay_equal_to_the_bit(rank: int, name: str) -> None:
-    state = train(rank, name, "plain", 3)
-    assert all(torch.equal(state[key], other[key]) for other in of_all_ranks(state) for key in state)
 
 
 @on_ranks(2)

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from reference import ladder
 from reference.ladder import RUNGS, Count, main
 from reference.sharding import Held
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "reference", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+from tests.processes import python
 
 
 def test_every_rung_has_the_oracles_gradients_and_a_row():
-    done = run()
-    assert done.returncode == 0, done.stderr
-    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines()[2:-2]}
+    rows = {line.split()[0]: line.split() for line in python("-m", "reference").splitlines()[2:-2]}
     assert [*rows] == [*RUNGS]
     assert {row[-1] for row in rows.values()} == {"yes"}
     assert [rows[name][1:3] for name in ("naive", "flat", "overlapped")] == [["24", "0"], ["1", "0"], ["24", "24"]]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from reference import oracle
 from reference.data_parallel import DataParallelInOneProcess
-from reference.ladder import RUNGS
+from reference.ladder import RUNGS, rungs
 from reference.sharding import Held, Training, held
 from tests.ranks import of_all_ranks, on_ranks
 from tests.reference.cases import CASES, HalfUsed, build, loss_of, shards_for
@@ -21,7 +21,7 @@ from tests.reference.cases import CASES, HalfUsed, build, loss_of, shards_for
 ADAM = partial(torch.optim.Adam, lr=0.01)
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 SHARDED = ["zero1", "zero2", "zero3"]
-EVERY = ["bucketed", *SHARDED]
+EVERY = [*rungs(0), *SHARDED]
 STEPS = 3
 ROUNDING = 1e-13
 

@@ -132,7 +132,7 @@ class RightOnce(Right):
             super().synchronize()
 
 
-class AveragesTheIncoming(Right):
+class AveragesTheIncoming(SendsNothing):
     """Under `no_sync` and not: as the trap of docs/learning does."""
 
     def __init__(self, module: nn.Module):
@@ -146,9 +146,6 @@ class AveragesTheIncoming(Right):
             grad = grad / self.n
             dist.all_reduce(grad)
         return grad
-
-    def synchronize(self) -> None:
-        pass
 
     @contextmanager
     def no_sync(self) -> Any:
@@ -190,14 +187,11 @@ class TouchesFrozen(Right):
                 param.grad = torch.zeros_like(param)
 
 
-class LaunchesWhenReady(Right):
+class LaunchesWhenReady(SendsNothing):
     def __init__(self, module: nn.Module):
         super().__init__(module)
         for param in self.params:
             param.register_post_accumulate_grad_hook(self.reduce)
-
-    def synchronize(self) -> None:
-        pass
 
 
 class RaisesWhenWrapped(Right):

@@ -84,14 +84,62 @@ def test_what_may_differ(one: Replica, other: Replica) -> None:
         (side(static_graph=True), ["`static_graph` is False on rank 0, but True on rank 2"]),
         (side(bucket_cap_mb_list=[1, 2]), ["first capacities", "(1048576, 2097152) on rank 2"]),
         (side(skip_all_reduce_unused_params=True, static_graph=True), ["`skip_all_reduce", "`static_graph`"]),
-        (side(nn.Linear(3, 3)), ["appears not to match sizes", "`weight` has sizes [2, 3] on rank 0", "[3, 3]"]),
-        (side(nn.Linear(3, 2, bias=False)), ["inconsistent", "do not share: bias"]),
     ],
 )
 def test_what_must_not_differ_is_named_on_every_rank(odd: Replica, words: list[str]) -> None:
     for text in outcomes(side(), side(), odd):
         for word in words:
             assert word in text
+
+
+class Odd(nn.Module):
+    def __init__(self, change: str = ""):
+        super().__init__()
+        self.same = nn.Linear(2, 2)
+        self.odd = nn.Conv2d(2, 2, 5 if change == "shape" else 3)
+        if change == "count":
+            self.extra = nn.Linear(2, 2, bias=False)
+        elif change == "dtype":
+            self.odd = self.odd.double()
+        elif change == "strides":
+            self.odd = self.odd.to(memory_format=torch.channels_last)
+        elif change == "frozen":
+            self.odd.weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("odd_rank", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("change", "aspect", "usual", "odd"),
+    [
+        ("shape", "sizes", [2, 2, 3, 3], [2, 2, 5, 5]),
+        ("strides", "strides", [18, 9, 3, 1], [18, 1, 6, 2]),
+        ("dtype", "dtype", "torch.float32", "torch.float64"),
+    ],
+)
+def test_a_parameter_that_differs_is_named_on_every_rank(
+    change: str, aspect: str, usual: object, odd: object, odd_rank: int
+) -> None:
+    blamed = odd_rank or 1  # rank 0 is the reference, so another rank is the one that differs
+    of_rank_0, of_blamed = (odd, usual) if odd_rank == 0 else (usual, odd)
+    for rank, text in enumerate(outcomes(*(side(Odd(change if rank == odd_rank else "")) for rank in range(3)))):
+        where = "this process" if rank == blamed else f"process {blamed}"
+        assert text.startswith(f"[{rank}]: params[2] in {where} with sizes ")
+        assert f"appears not to match {aspect} of the same param in process 0" in text
+        assert f"`odd.weight` has {aspect} {of_rank_0} on rank 0; it has {of_blamed} on rank {blamed}" in text
+
+
+@pytest.mark.parametrize("odd_rank", [0, 2])
+@pytest.mark.parametrize(("change", "count", "name"), [("count", 5, "extra.weight"), ("frozen", 3, "odd.weight")])
+def test_another_number_of_parameters_is_named_on_every_rank(
+    change: str, count: int, name: str, odd_rank: int
+) -> None:
+    for rank, text in enumerate(outcomes(*(side(Odd(change if rank == odd_rank else "")) for rank in range(3)))):
+        here, there = (count, 4) if rank == odd_rank else (4, count)
+        assert text.startswith(
+            f"DDP expects same model across all ranks, but Rank {rank} has {here} params, while rank "
+        )
+        assert f"has inconsistent {there} params" in text
+        assert f"do not share: {name}" in text
 
 
 def test_what_one_ignores_the_other_must_not_reduce() -> None:

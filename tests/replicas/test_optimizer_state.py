@@ -14,26 +14,15 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import minddp
 from tests.ranks import of_all_ranks, on_ranks
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x).relu())
-
+from tests.surface.models import TwoLayers
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def grouped(net: nn.Module) -> torch.optim.Optimizer:
     """Two groups, the second added later."""
-    optimizer = torch.optim.AdamW(net.head.parameters(), lr=0.02, foreach=True)
-    optimizer.add_param_group({"params": list(net.body.parameters()), "lr": 0.005})
+    optimizer = torch.optim.AdamW(net.second.parameters(), lr=0.02, foreach=True)
+    optimizer.add_param_group({"params": list(net.first.parameters()), "lr": 0.005})
     return optimizer
 
 
@@ -42,7 +31,7 @@ OPTIMIZERS: dict[str, Make] = {
     "fused": lambda net: torch.optim.Adam(net.parameters(), lr=0.01, fused=True),
     "tensor lr": lambda net: torch.optim.Adam(net.parameters(), lr=torch.tensor(0.01), foreach=False),
     "groups": grouped,
-    "part": lambda net: torch.optim.SGD(net.head.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+    "part": lambda net: torch.optim.SGD(net.second.parameters(), lr=0.1, momentum=0.9, nesterov=True),
     "LBFGS": lambda net: torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2),
     "ASGD": lambda net: torch.optim.ASGD(net.parameters(), lr=0.01),
 }
@@ -78,7 +67,7 @@ def same(one: Any, other: Any) -> bool:
 @on_ranks(2)
 def test_all_ranks_go_on_from_rank_0s_checkpoint(rank: int) -> None:
     for name, make in OPTIMIZERS.items():
-        ddp = minddp.DistributedDataParallel(Net())
+        ddp = minddp.DistributedDataParallel(TwoLayers())
         optimizer = make(ddp.module)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         for step in range(2):
@@ -88,7 +77,7 @@ def test_all_ranks_go_on_from_rank_0s_checkpoint(rank: int) -> None:
         one_step(ddp, optimizer, 2, rank)
         expected = bits(ddp.module, optimizer)
 
-        ddp = minddp.DistributedDataParallel(Net())
+        ddp = minddp.DistributedDataParallel(TwoLayers())
         optimizer = make(ddp.module)
         if rank == 1:  # another state, and hyperparameters of its own
             one_step(ddp.module, optimizer, 7, rank)
@@ -106,24 +95,24 @@ def test_all_ranks_go_on_from_rank_0s_checkpoint(rank: int) -> None:
 
 @on_ranks(2)
 def test_from_another_rank_and_without_ignored_parameters(rank: int) -> None:
-    net = Net()
-    net._ddp_params_and_buffers_to_ignore = ["body.bias"]
+    net = TwoLayers()
+    net._ddp_params_and_buffers_to_ignore = ["first.bias"]
     ddp = minddp.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=float(rank), momentum=0.5)
-    optimizer.state[net.body.bias]["mine"] = rank
-    optimizer.state[net.body.weight] = shared = {"a": torch.full((2,), float(rank))}
+    optimizer.state[net.first.bias]["mine"] = rank
+    optimizer.state[net.first.weight] = shared = {"a": torch.full((2,), float(rank))}
     shared["b"] = shared["a"]
     ddp.synchronize(1, optimizer=optimizer)
-    state = optimizer.state[net.body.weight]
-    assert optimizer.param_groups[0]["params"][0] is net.body.weight
-    assert optimizer.state[net.body.bias]["mine"] == rank
+    state = optimizer.state[net.first.weight]
+    assert optimizer.param_groups[0]["params"][0] is net.first.weight
+    assert optimizer.state[net.first.bias]["mine"] == rank
     assert optimizer.param_groups[0]["lr"] == float(state["b"][0]) == 1.0
     assert state["a"] is state["b"]
 
 
 @on_ranks(2)
 def test_every_rank_ends_with_the_sources_state_alone(rank: int) -> None:
-    ddp = minddp.DistributedDataParallel(Net())
+    ddp = minddp.DistributedDataParallel(TwoLayers())
     optimizer = torch.optim.Adam(ddp.parameters())
     if rank == 1:
         one_step(ddp.module, optimizer, 0, rank)
@@ -137,7 +126,7 @@ class Own(torch.Tensor):
 
 @on_ranks(2)
 def test_every_rank_raises_what_cannot_be_done(rank: int) -> None:
-    ddp = minddp.DistributedDataParallel(Net())
+    ddp = minddp.DistributedDataParallel(TwoLayers())
     params = list(ddp.parameters())
     other = torch.optim.SGD(params if rank == 0 else params[:3], lr=0.1)
     reordered = torch.optim.SGD(params if rank == 0 else params[::-1], lr=0.1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from minddp.replicas.placement import Placement, check_module, resolve_group, sparse_parameters
 
@@ -24,6 +25,16 @@ def test_a_module_on_the_cpu_is_left_alone() -> None:
     assert placement == Placement(CPU, None, None)
     inputs, kwargs = object(), {"x": object()}
     assert placement.move(inputs, kwargs) == (inputs, kwargs)
+
+
+def test_several_devices_of_one_type_are_allowed() -> None:
+    """The device that counts for small messages is that of the first parameter, as in torch."""
+    with FakeTensorMode():
+        module = nn.ParameterList(torch.empty(2, device=f"cuda:{index}") for index in (1, 0))
+        placement = Placement.checked(module, (), None, None)
+    assert placement == Placement(torch.device("cuda:1"), None, None)
+    inputs, kwargs = (torch.ones(1),), {"mask": None}
+    assert placement.move(inputs, kwargs) == (inputs, kwargs), "the module itself moves things between its devices"
 
 
 @pytest.mark.parametrize(("ids", "output"), [([0], None), (None, 1)])

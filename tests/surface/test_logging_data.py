@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from minddp.compat.logger import MOMENTS, SPANS, Logger
 from minddp.core.events import EventKind
 from minddp.platform import streams
 from tests.fakes import FakeDDP
+from tests.processes import python
 from tests.ranks import on_ranks
 from tests.surface.models import A_BYTE, Normed, TwoLayers, batch
 
@@ -259,12 +258,4 @@ assert (data["torch_distributed_debug"], data["gloo_num_threads"]) == ("DETAIL",
 
 def test_a_group_may_be_wrapped_for_debugging(tmp_path: Path) -> None:
     """Torch 2.13's own logger takes the wrapper for gloo itself, and the process ends with a segmentation fault."""
-    done = subprocess.run(
-        [sys.executable, "-c", DETAIL, str(tmp_path / "store")],
-        env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", DETAIL, str(tmp_path / "store"), TORCH_DISTRIBUTED_DEBUG="DETAIL")

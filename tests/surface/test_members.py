@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -110,9 +109,3 @@ def test_reducer_and_logger_take_what_torchs_take() -> None:
             num_arguments = documented.splitlines()[0].partition("->")[0].count(": ")
             if "Overloaded" not in documented:
                 assert len(inspect.signature(method).parameters) == num_arguments, name
-
-
-def test_the_class_is_torchs_for_isinstance_once_registered() -> None:
-    minddp.register()
-    assert issubclass(minddp.DistributedDataParallel, TorchDDP)
-    assert issubclass(minddp.DistributedDataParallel, torch.nn.Module)

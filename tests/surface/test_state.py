@@ -90,10 +90,7 @@ def test_what_others_assign_has_effect(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(Normed())
     ddp.require_backward_grad_sync = False
     ddp(batch(rank)).sum().backward()
-    mine = ddp.module.layer.weight.grad.clone()
-    both = [torch.empty_like(mine) for _ in range(2)]
-    dist.all_gather(both, mine)
-    assert not torch.equal(*both), "gradients stay local"
+    assert not torch.equal(*of_all_ranks(ddp.module.layer.weight.grad)), "gradients stay local"
     ddp.require_backward_grad_sync = True
     ddp.require_forward_param_sync = True
     ddp.module.norm.running_mean.fill_(rank + 5)
@@ -273,9 +270,7 @@ def test_the_group_can_shrink_and_grow(rank: int) -> None:
     ddp._update_process_group(pair)
     ddp.zero_grad()
     ddp(batch(rank)).sum().backward()
-    gathered = [torch.empty(4, 4) for _ in range(2)]
-    dist.all_gather(gathered, ddp.module.first.weight.grad)
-    assert torch.equal(*gathered)
+    assert torch.equal(*of_all_ranks(ddp.module.first.weight.grad))
 
 
 @on_ranks(2)
@@ -301,9 +296,7 @@ def test_ranks_that_differ_in_their_buckets_begin_anew_in_another_group(rank: in
     assert len(ddp.plan.buckets) == 1
     ddp.move_to_group(dist.new_group([0, 1]))
     ddp(batch(rank)).sum().backward()
-    grads: list[Any] = [None, None]
-    dist.all_gather_object(grads, ([param.grad for param in ddp.parameters()], ddp.plan))
-    (ours, our_plan), (theirs, their_plan) = grads
+    (ours, our_plan), (theirs, their_plan) = of_all_ranks(([param.grad for param in ddp.parameters()], ddp.plan))
     assert all(map(torch.equal, ours, theirs))
     assert our_plan == their_plan
 

@@ -1,7 +1,11 @@
-"""What the lines of a script do: `CHANGES[name](side, *args)` returns tensors to be compared, such as outputs."""
+"""What the lines of a script do: `CHANGES[name](side, *args)` may return tensors to be compared, such as outputs.
+
+They are the public functions of the modules here.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,14 +22,9 @@ def train(side: Side) -> list[torch.Tensor]:
     return side.train()
 
 
-CHANGES: dict[str, Callable[..., list[torch.Tensor]]] = {
-    change.__name__: change
-    for change in (
-        train,
-        *routes.CHANGES,
-        *outputs.CHANGES,
-        *backwards.CHANGES,
-        *gradients.CHANGES,
-        *surroundings.CHANGES,
-    )
-}
+CHANGES: dict[str, Callable[..., list[torch.Tensor] | None]] = {
+    name: change
+    for module in (routes, outputs, backwards, gradients, surroundings)
+    for name, change in inspect.getmembers(module, inspect.isfunction)
+    if change.__module__ == module.__name__ and not name.startswith("_")
+} | {"train": train}

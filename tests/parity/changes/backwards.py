@@ -132,7 +132,7 @@ def abandon(side: Side, under_no_sync: bool = False) -> list[torch.Tensor]:
         return side.forward()
 
 
-def fail(side: Side, where: str, stop: int) -> list[torch.Tensor]:
+def fail(side: Side, where: str, stop: int) -> None:
     """The "forward" or the "backward" of a step fails at a stop of the route, and the script goes on.
 
     Gradients are undefined then: what is on its way may land in them at any moment.
@@ -141,7 +141,6 @@ def fail(side: Side, where: str, stop: int) -> list[torch.Tensor]:
     _fails(side, where, stop)
     for param in side.named_params.values():
         param.grad = None
-    return []
 
 
 def _fails(side: Side, where: str, stop: int) -> bool:
@@ -156,7 +155,7 @@ def _fails(side: Side, where: str, stop: int) -> bool:
     return False
 
 
-def fail_and_step(side: Side, stop: int, clears: bool, leaves_out: bool) -> list[torch.Tensor]:
+def fail_and_step(side: Side, stop: int, clears: bool, leaves_out: bool) -> None:
     """A backward fails, and the script steps the optimizer all the same, with or without clearing the gradients.
 
     With find_unused_parameters it may be one that leaves a layer out. Torch steps on gradients that are not
@@ -176,7 +175,6 @@ def fail_and_step(side: Side, stop: int, clears: bool, leaves_out: bool) -> list
         _step_after_failure(side, is_refused=not clears)
     for param in side.named_params.values():
         param.grad = None
-    return []
 
 
 def _step_after_failure(side: Side, *, is_refused: bool) -> None:
@@ -271,23 +269,3 @@ def evaluate(side: Side, mode: str, when: str) -> list[torch.Tensor]:
     seen = forward()
     side.backward(side.loss(outputs))
     return seen + outputs
-
-
-CHANGES = (
-    again,
-    asks,
-    penalise,
-    hessian,
-    inside_checkpoint,
-    create_graph,
-    two_forwards,
-    abandon,
-    fail,
-    fail_and_step,
-    windows,
-    backward_in_no_sync,
-    local_step,
-    weight_decay,
-    backward_outside,
-    evaluate,
-)

@@ -30,34 +30,30 @@ def _clear(param: torch.Tensor) -> None:
 HOOKS_AFTER = {"halve": _halve, "replace": _replace, "clear": _clear}
 
 
-def hook_before(side: Side, layer: int) -> list[torch.Tensor]:
+def hook_before(side: Side, layer: int) -> None:
     """Tensor hooks change what arrives at a layer's parameters."""
     side.handles += [param.register_hook(lambda grad: grad * 0.5) for param in side.params_of(layer)]
-    return []
 
 
-def hook_after(side: Side, layer: int, what: str) -> list[torch.Tensor]:
+def hook_after(side: Side, layer: int, what: str) -> None:
     """Post-accumulate hooks change a layer's gradients, as `HOOKS_AFTER` has it."""
     hook = HOOKS_AFTER[what]
     side.handles += [param.register_post_accumulate_grad_hook(hook) for param in side.params_of(layer)]
-    return []
 
 
-def keep_in_hook(side: Side, layer: int) -> list[torch.Tensor]:
+def keep_in_hook(side: Side, layer: int) -> None:
     """A post-accumulate hook keeps each gradient of a layer."""
     side.handles += [
         param.register_post_accumulate_grad_hook(lambda param: side.kept.append(param.grad))
         for param in side.params_of(layer)
     ]
-    return []
 
 
-def remove_hooks(side: Side) -> list[torch.Tensor]:
+def remove_hooks(side: Side) -> None:
     side.remove_hooks()
-    return []
 
 
-def keep_grads(side: Side, how: str) -> list[torch.Tensor]:
+def keep_grads(side: Side, how: str) -> None:
     """The script keeps gradients: the tensors, "detached" ones, or "rows" of them. They are compared later."""
     take = {"tensors": lambda grad: grad, "detached": torch.Tensor.detach, "rows": lambda grad: grad.view(-1)[:1]}[
         how
@@ -65,16 +61,14 @@ def keep_grads(side: Side, how: str) -> list[torch.Tensor]:
     side.grads_once = {name: param.grad for name, param in side.named_params.items()}
     grads = [param.grad for param in side.model.parameters() if param.grad is not None]
     side.kept += [take(grad) for grad in grads if not grad.is_sparse and grad.is_contiguous()]
-    return []
 
 
-def forget_grads(side: Side) -> list[torch.Tensor]:
+def forget_grads(side: Side) -> None:
     """The script drops all that it has kept."""
     side.kept, side.grads_once = [], {}
-    return []
 
 
-def put_grads(side: Side, how: str) -> list[torch.Tensor]:
+def put_grads(side: Side, how: str) -> None:
     """Another tensor in the place of each `.grad`, or other "data" in it: the next step adds to it."""
     for param in side.named_params.values():
         grad = param.grad
@@ -91,55 +85,47 @@ def put_grads(side: Side, how: str) -> list[torch.Tensor]:
                 "detached": grad.detach,
             }[how]()
     side.keeps_grads_once = True
-    return []
 
 
-def restore_grads(side: Side) -> list[torch.Tensor]:
+def restore_grads(side: Side) -> None:
     """Put the tensors of the last `keep_grads` back in the place of `.grad`: the next step adds to them."""
     if side.grads_once:
         for name, param in side.named_params.items():
             param.grad = side.grads_once[name]
         side.keeps_grads_once = True
-    return []
 
 
-def zero_by(side: Side, how: str) -> list[torch.Tensor]:
+def zero_by(side: Side, how: str) -> None:
     """What later steps begin with: zero_grad to "none", to "zeros", or not at all ("keep")."""
     side.zeroing = how
-    return []
 
 
-def clip(side: Side) -> list[torch.Tensor]:
+def clip(side: Side) -> None:
     """From now on gradients are clipped by norm."""
     side.clips = True
-    return []
 
 
-def optimizer(side: Side, kind: str) -> list[torch.Tensor]:
+def optimizer(side: Side, kind: str) -> None:
     """Another optimizer."""
     side.use_optimizer(kind)
-    return []
 
 
-def put_data(side: Side, layer: int, how: str) -> list[torch.Tensor]:
+def put_data(side: Side, layer: int, how: str) -> None:
     """Other values in a layer's parameters: `param.data = ...` ("new memory"), or "in place"."""
     for param in side.params_of(layer):
         if how == "new memory":
             param.data = param.data * 0.9
         else:
             param.data.copy_(param.data * 0.9)
-    return []
 
 
-def freeze(side: Side, layer: int) -> list[torch.Tensor]:
+def freeze(side: Side, layer: int) -> None:
     side.layer(layer).requires_grad_(False)
-    return []
 
 
-def thaw(side: Side) -> list[torch.Tensor]:
+def thaw(side: Side) -> None:
     """All layers require grad again, but for what never did."""
     side.model.thaw()
-    return []
 
 
 def call_at_end(side: Side, layer: int, by: str, does: str, late: bool) -> list[torch.Tensor]:
@@ -184,7 +170,7 @@ def call_at_end(side: Side, layer: int, by: str, does: str, late: bool) -> list[
         return side.train()
 
 
-def hook_backward(side: Side, layer: int, of: str, does: str) -> list[torch.Tensor]:
+def hook_backward(side: Side, layer: int, of: str, does: str) -> None:
     """A full backward hook of a "layer" or of the whole "module" halves what it passes on, or reads gradients."""
 
     def on_backward(_module: nn.Module, grads: tuple[torch.Tensor | None, ...], _of_outputs: object) -> Any:
@@ -195,30 +181,9 @@ def hook_backward(side: Side, layer: int, of: str, does: str) -> list[torch.Tens
 
     module = side.layer(layer) if of == "layer" else side.model
     side.handles.append(module.register_full_backward_hook(on_backward))
-    return []
 
 
 def _copies(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Of all gradients; none is as good as an empty one."""
     grads = [torch.empty(0) if param.grad is None else param.grad for param in params]
     return [grad.detach().clone() for grad in grads]
-
-
-CHANGES = (
-    hook_before,
-    call_at_end,
-    hook_backward,
-    hook_after,
-    keep_in_hook,
-    remove_hooks,
-    keep_grads,
-    forget_grads,
-    put_grads,
-    restore_grads,
-    zero_by,
-    clip,
-    optimizer,
-    put_data,
-    freeze,
-    thaw,
-)

@@ -82,7 +82,7 @@ def keep_outputs(side: Side, of: str) -> list[torch.Tensor]:
         handle.remove()
 
 
-def hook_forward(side: Side, layer: int, what: str) -> list[torch.Tensor]:
+def hook_forward(side: Side, layer: int, what: str) -> None:
     """From now on a forward hook changes in place the output of a "layer", of the "module", or a "kept" output.
 
     The last one keeps each output of the module, and changes it when the next one comes.
@@ -100,10 +100,9 @@ def hook_forward(side: Side, layer: int, what: str) -> list[torch.Tensor]:
     memory: list[torch.Tensor] = []
     module = side.layer(layer) if what == "layer" else side.model
     side.handles.append(module.register_forward_hook(change))
-    return []
 
 
-def hook_output(side: Side, where: str) -> list[torch.Tensor]:
+def hook_output(side: Side, where: str) -> None:
     """From now on a tensor hook halves the gradient of the "output" or the "module"'s, or keeps the "input"'s."""
     if where == "output":
         side.on_output.append(lambda output: output.register_hook(lambda grad: grad * 0.5))
@@ -111,13 +110,9 @@ def hook_output(side: Side, where: str) -> list[torch.Tensor]:
         side.on_input.append(lambda x: x.register_hook(lambda grad: side.kept.append(grad.clone())))
     else:
         side.handles.append(side.model.register_forward_hook(_halve_grad_of_output))
-    return []
 
 
 def _halve_grad_of_output(_module: nn.Module, _inputs: Any, output: Any) -> None:
     for tensor in tensors_in(output)[:1]:
         if tensor.requires_grad:
             tensor.register_hook(lambda grad: grad * 0.5)
-
-
-CHANGES = (change_output, heads, keep_outputs, hook_forward, hook_output)

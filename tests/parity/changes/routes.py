@@ -30,7 +30,7 @@ REUSES = {
 }
 
 
-def reuse(side: Side, layer: int, how: str) -> list[torch.Tensor]:
+def reuse(side: Side, layer: int, how: str) -> None:
     """A layer is used twice, as `REUSES` has it, where the first of those layers was."""
     count = len(side.model.layers)
     layer %= count
@@ -39,21 +39,18 @@ def reuse(side: Side, layer: int, how: str) -> list[torch.Tensor]:
     route = [use for use in side.model.straight if use.layers[0] not in others]
     first = min(others)
     side.model.route = (*route[:first], *stops, *route[first:])
-    return []
 
 
-def checkpoint(side: Side, layer: int, how: str) -> list[torch.Tensor]:
+def checkpoint(side: Side, layer: int, how: str) -> None:
     """A layer is computed again in backward: `how` is "checkpoint", "reentrant" or "nested"."""
     layer %= len(side.model.layers)
     side.model.route = tuple(Use(use.layers, how if layer in use.layers else use.how) for use in side.model.route)
-    return []
 
 
-def drop(side: Side, layer: int) -> list[torch.Tensor]:
+def drop(side: Side, layer: int) -> None:
     """A layer is not used any more."""
     layer %= len(side.model.layers)
     side.model.route = tuple(use for use in side.model.straight if layer not in use.layers)
-    return []
 
 
 def drop_on_rank(side: Side, layer: int, rank: int) -> list[torch.Tensor]:
@@ -74,24 +71,18 @@ def drop_on_rank(side: Side, layer: int, rank: int) -> list[torch.Tensor]:
         side.model.route = before
 
 
-def reorder(side: Side, shift: int) -> list[torch.Tensor]:
+def reorder(side: Side, shift: int) -> None:
     """The layers in reverse, beginning elsewhere."""
     stops = side.model.straight[::-1]
     shift %= len(stops)
     side.model.route = stops[shift:] + stops[:shift]
-    return []
 
 
-def straight(side: Side) -> list[torch.Tensor]:
+def straight(side: Side) -> None:
     """As it was in the beginning."""
     side.model.route = side.model.straight
-    return []
 
 
-def output_as(side: Side, kind: str) -> list[torch.Tensor]:
+def output_as(side: Side, kind: str) -> None:
     """Forward returns something else, see `Network`."""
     side.model.output = kind
-    return []
-
-
-CHANGES = (reuse, checkpoint, drop, drop_on_rank, reorder, straight, output_as)

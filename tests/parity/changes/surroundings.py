@@ -18,29 +18,26 @@ if TYPE_CHECKING:
     from tests.parity.side import Side
 
 
-def load_state(side: Side) -> list[torch.Tensor]:
+def load_state(side: Side) -> None:
     """A state dict of other weights."""
     state = side.ddp.state_dict()
     side.ddp.load_state_dict(
         {key: value * 0.9 if value.is_floating_point() else value for key, value in state.items()}
     )
-    return []
 
 
-def comm_hook(side: Side, name: str) -> list[torch.Tensor]:
+def comm_hook(side: Side, name: str) -> None:
     """A communication hook, registered late, and only once."""
     if side.hook_name is None:
         side.register_hook(name)
-    return []
 
 
-def copy_wrapper(side: Side, how: str = "copied") -> list[torch.Tensor]:
+def copy_wrapper(side: Side, how: str = "copied") -> None:
     """The script goes on with a copy of the wrapper, "copied" or "pickled", which has no communication hook."""
     side.kept, side.grads_once, side.hook_name = [], {}, None
     side.remove_hooks()
     side.use(copy.deepcopy(side.ddp) if how == "copied" else pickle.loads(pickle.dumps(side.ddp)))
     side.use_optimizer("sgd")
-    return []
 
 
 def wrap_again(side: Side) -> list[torch.Tensor]:
@@ -76,7 +73,7 @@ def share(side: Side, layer: int) -> list[torch.Tensor]:
     return [output, *(param.grad for param in other.module.own.parameters())]
 
 
-def copy_on_rank(side: Side, rank: int) -> list[torch.Tensor]:
+def copy_on_rank(side: Side, rank: int) -> None:
     """One rank alone makes a deep copy of its wrapper; then each rank wraps its module anew."""
     side.kept, side.grads_once = [], {}
     side.remove_hooks()
@@ -85,7 +82,6 @@ def copy_on_rank(side: Side, rank: int) -> list[torch.Tensor]:
         copy.deepcopy(side.ddp)
     side.start_over()
     side.use_optimizer("sgd")
-    return []
 
 
 @functools.cache
@@ -94,7 +90,7 @@ def _second_group() -> dist.ProcessGroup:
     return dist.new_group()
 
 
-def move_group(side: Side, state: str) -> list[torch.Tensor]:
+def move_group(side: Side, state: str) -> None:
     """The wrapper goes on in another process group of the same ranks; the next time, in the first one again.
 
     `state` is that of minddp's waits in the old group: "well", or "stuck", if the watchdog has ended them.
@@ -108,14 +104,9 @@ def move_group(side: Side, state: str) -> list[torch.Tensor]:
         side.ddp.move_to_group(group)
     else:
         side.ddp._update_process_group(group)
-    return []
 
 
-def overlap(side: Side) -> list[torch.Tensor]:
+def overlap(side: Side) -> None:
     """From now on minddp's backward steps the optimizer, bucket by bucket; torch's optimizer steps afterwards."""
     if side.is_subject and side.overlapped is None:
         side.overlap()
-    return []
-
-
-CHANGES = (load_state, comm_hook, copy_wrapper, copy_on_rank, move_group, overlap, wrap_again, share)
