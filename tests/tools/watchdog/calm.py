@@ -18,19 +18,56 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.tools.watchdog.bugs import STEPS, adam, batches, network, train
+from tests.tools.watchdog.bugs import STEPS, Detector, adam, batches, network, sharded, train
 
 
-def plain(rank: int) -> None:
+def compressing() -> nn.Module:
     ddp = DDP(network())
-    train(ddp, adam(ddp), batches(rank))
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return ddp
 
 
-def batch_norm(rank: int) -> None:
-    ddp = DDP(nn.Sequential(network(), nn.BatchNorm1d(4)))
-    train(ddp, adam(ddp), batches(rank))
+def with_a_frozen_layer() -> nn.Sequential:
+    model = network()
+    model[0].requires_grad_(False)
+    return model
 
 
+def replicas_of_shards() -> nn.Module:
+    """HSDP, with shards of one rank."""
+    return fully_shard(network(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: DDP(network()),
+    "batch_norm": lambda: DDP(nn.Sequential(network(), nn.BatchNorm1d(4))),
+    "low_rank_adapter": lambda: DDP(with_a_frozen_layer()),
+    "compression": compressing,
+    "unused_parameters": lambda: DDP(Detector(), find_unused_parameters=True),
+    "static_graph": lambda: DDP(network(), static_graph=True),
+    "shards": lambda: sharded(network()),
+    "replicas_of_shards": replicas_of_shards,
+    "replicated": lambda: replicate(network()),
+}
+
+
+def trains(make: Callable[[], nn.Module]) -> Callable[[int], None]:
+    def script(rank: int) -> None:
+        model = make()
+        train(model, adam(model), batches(rank, 3 * STEPS))
+
+    return script
+
+
+CALM = {name: trains(make) for name, make in MODULES.items()}
+
+
+def calm(script: Callable[[int], None]) -> Callable[[int], None]:
+    CALM[script.__name__] = script
+    return script
+
+
+@calm
 def accumulation(rank: int) -> None:
     ddp = DDP(network())
     optimizer = adam(ddp)
@@ -44,6 +81,7 @@ def accumulation(rank: int) -> None:
                 ddp(x).square().mean().backward()
 
 
+@calm
 def moving_average(rank: int) -> None:
     """A copy of the wrapper on rank 0 alone."""
     ddp = DDP(network())
@@ -56,6 +94,7 @@ def moving_average(rank: int) -> None:
     train(ddp, optimizer, batches(rank), update)
 
 
+@calm
 def gan(rank: int) -> None:
     generator, critic = DDP(network()), DDP(nn.Linear(4, 1))
     optimizers = adam(generator), adam(critic)
@@ -70,13 +109,7 @@ def gan(rank: int) -> None:
         optimizers[0].step()
 
 
-def low_rank_adapter(rank: int) -> None:
-    model = network()
-    model[0].requires_grad_(False)
-    ddp = DDP(model)
-    train(ddp, adam(ddp), batches(rank))
-
-
+@calm
 def local_sgd(rank: int) -> None:
     """No wrapper; parameters are averaged every 8 steps."""
     model = network()
@@ -90,6 +123,7 @@ def local_sgd(rank: int) -> None:
     train(model, adam(model), batches(rank, 3 * STEPS), average)
 
 
+@calm
 def post_local_sgd(rank: int) -> None:
     ddp = DDP(network())
     subgroup = dist.new_subgroups(1)[0]
@@ -98,6 +132,7 @@ def post_local_sgd(rank: int) -> None:
     train(ddp, adam(ddp), batches(rank))
 
 
+@calm
 def reduces_by_itself(rank: int) -> None:
     model = network()
 
@@ -110,6 +145,7 @@ def reduces_by_itself(rank: int) -> None:
     copied(batches(rank, 1)[0]).sum().backward()
 
 
+@calm
 def join(rank: int) -> None:
     ddp = DDP(network())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -118,6 +154,7 @@ def join(rank: int) -> None:
             train(ddp, optimizer, batches(10 * epoch + rank, 12 - 3 * rank))
 
 
+@calm
 def join_with_zero(rank: int) -> None:
     ddp = DDP(network())
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.1)
@@ -125,11 +162,13 @@ def join_with_zero(rank: int) -> None:
         train(ddp, optimizer, batches(rank, 12 - 3 * rank))
 
 
+@calm
 def zero(rank: int) -> None:
     ddp = DDP(network())
     train(ddp, ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=1e-2), batches(rank))
 
 
+@calm
 def checkpoint(rank: int) -> None:
     """Rank 0 saves, and all load."""
     ddp = DDP(network())
@@ -144,6 +183,7 @@ def checkpoint(rank: int) -> None:
     train(ddp, optimizer, batches(10 + rank))
 
 
+@calm
 def pickled_wrapper(rank: int) -> None:
     ddp = DDP(network())
     train(ddp, adam(ddp), batches(rank))
@@ -151,6 +191,7 @@ def pickled_wrapper(rank: int) -> None:
     copy.deepcopy(ddp.module)
 
 
+@calm
 def evaluation_on_rank_0(rank: int) -> None:
     ddp = DDP(network())
 
@@ -163,12 +204,7 @@ def evaluation_on_rank_0(rank: int) -> None:
     train(ddp, adam(ddp), batches(rank), evaluate)
 
 
-def compression(rank: int) -> None:
-    ddp = DDP(network())
-    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    train(ddp, adam(ddp), batches(rank))
-
-
+@calm
 def several_groups(rank: int) -> None:
     """Each rank has its own group for statistics, and both train in a second one of all ranks."""
     own = [dist.new_group([one]) for one in range(2)][rank]
@@ -176,18 +212,7 @@ def several_groups(rank: int) -> None:
     train(ddp, adam(ddp), batches(rank), lambda step: dist.all_reduce(torch.ones(1 + rank), group=own))
 
 
-def unused_parameters(rank: int) -> None:
-    model = nn.ModuleDict({"body": network(), "head": nn.Linear(4, 4)})
-    model.forward = lambda x: model["body"](x)  # type: ignore[method-assign]
-    ddp = DDP(model, find_unused_parameters=True)
-    train(ddp, adam(ddp), batches(rank))
-
-
-def static_graph(rank: int) -> None:
-    ddp = DDP(network(), static_graph=True)
-    train(ddp, adam(ddp), batches(rank))
-
-
+@calm
 def two_optimizers(rank: int) -> None:
     ddp = DDP(network())
     layers = [adam(layer) for layer in (ddp.module[0], ddp.module[2])]
@@ -198,6 +223,7 @@ def two_optimizers(rank: int) -> None:
             optimizer.zero_grad()
 
 
+@calm
 def scaled_gradients(rank: int) -> None:
     """Two steps overflow, and are left out."""
     ddp = DDP(network())
@@ -209,6 +235,7 @@ def scaled_gradients(rank: int) -> None:
         scaler.update()
 
 
+@calm
 def an_exception_in_backward(rank: int) -> None:
     ddp = DDP(network())
     optimizer = adam(ddp)
@@ -224,29 +251,11 @@ def an_exception_in_backward(rank: int) -> None:
         optimizer.step()
 
 
+@calm
 def one_batch(rank: int) -> None:
     """Overfits on purpose."""
     ddp = DDP(network())
     train(ddp, adam(ddp), batches(rank, 1) * STEPS)
-
-
-def shards(rank: int) -> None:
-    model = network()
-    for layer in (model[0], model[2]):
-        fully_shard(layer)
-    fully_shard(model)
-    train(model, adam(model), batches(rank, 3 * STEPS))
-
-
-def replicas_of_shards(rank: int) -> None:
-    """HSDP, with shards of one rank."""
-    model = fully_shard(network(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
-    train(model, adam(model), batches(rank, 3 * STEPS))
-
-
-def replicated(rank: int) -> None:
-    model = replicate(network())
-    train(model, adam(model), batches(rank))
 
 
 class Namespace:
@@ -256,43 +265,10 @@ class Namespace:
         self.loss = loss
 
 
+@calm
 def hidden_output(rank: int) -> None:
     model = network()
     run = model.forward
     model.forward = lambda x: Namespace(run(x))  # type: ignore[method-assign, assignment]
     ddp = DDP(model)
     train(lambda x: ddp(x).loss, adam(ddp), batches(rank, 2 * STEPS))
-
-
-CALM: dict[str, Callable[[int], None]] = {
-    function.__name__: function
-    for function in (
-        plain,
-        batch_norm,
-        accumulation,
-        moving_average,
-        gan,
-        low_rank_adapter,
-        local_sgd,
-        post_local_sgd,
-        reduces_by_itself,
-        join,
-        join_with_zero,
-        zero,
-        checkpoint,
-        pickled_wrapper,
-        evaluation_on_rank_0,
-        compression,
-        several_groups,
-        unused_parameters,
-        static_graph,
-        two_optimizers,
-        scaled_gradients,
-        an_exception_in_backward,
-        one_batch,
-        shards,
-        replicas_of_shards,
-        replicated,
-        hidden_output,
-    )
-}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -19,6 +19,7 @@ from minddp.tools.watchdog import check as schedule
 from minddp.tools.watchdog import comparison, slow_rank
 from minddp.tools.watchdog.check import Finding
 from minddp.tools.watchdog.slow_rank import WARM_UP_STEPS
+from tests.tools.watchdog.harness import wait_until
 
 PLACES = ("between", "forward", "backward", "optimizer", "accumulation")
 
@@ -43,9 +44,9 @@ class Delay:
 class Model(nn.Module):
     """A perceptron with buffers, which `sleep("forward")` and `sleep("backward")` of each step."""
 
-    def __init__(self, width: int, sleep: Any):
+    def __init__(self, sleep: Any):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(32, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 10))
+        self.net = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
         self.sleep = sleep
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class Outcome:
     slept_s: float
 
 
-def train(rank: int, delay: Delay, steps: int, window_steps: int, width: int = 64, **options: Any) -> Outcome:
+def train(rank: int, delay: Delay, steps: int, window_steps: int, options: Mapping[str, Any] = {}) -> Outcome:
     """Some steps of a wrapped model, and then a wait until those of a window have been compared."""
     step = 0
     slept_s = []
@@ -90,7 +91,7 @@ def train(rank: int, delay: Delay, steps: int, window_steps: int, width: int = 6
         mock.patch.object(schedule, "FIRST", steps),
         mock.patch.multiple(slow_rank, WINDOW_STEPS=window_steps, WINDOW_S=0.0, late_ranks=judge),
     ):
-        ddp = minddp.DistributedDataParallel(Model(width, sleep), **options)
+        ddp = minddp.DistributedDataParallel(Model(sleep), **options)
         optimizer = Optimizer(ddp.parameters(), lr=0.01)
         assert ddp.guard is not None
         x = torch.randn(16, 32)
@@ -108,9 +109,3 @@ def train(rank: int, delay: Delay, steps: int, window_steps: int, width: int = 6
         dist.barrier()
         ddp.guard.close()
     return Outcome(found, judged[0] if judged else [], statistics.median(slept_s or [0.0]))
-
-
-def wait_until(is_true: Callable[[], object], limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not is_true() and time.monotonic() < deadline:
-        time.sleep(0.01)
