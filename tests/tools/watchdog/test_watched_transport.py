@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import logging
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,14 +15,10 @@ from minddp.tools.watchdog.inquiry import Inquiry
 from minddp.tools.watchdog.rank_state import EXITED
 from minddp.tools.watchdog.watched_transport import WatchedTransport, _WatchedWork
 from tests.fakes import FakeTransport
+from tests.tools.watchdog.harness import Logged, reports
 from tests.tools.watchdog.test_diagnosis import collectives, elsewhere, state
 
 LIMIT_S = 10.0
-
-
-class Module:
-    def state(self) -> RankState:
-        return RankState()
 
 
 class Ranks:
@@ -33,7 +27,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: dict[int, RankState | str] = {0: state(0), 1: elsewhere(1)}
         self.num_asked = 0
-        self.module, self.store = Module(), dist.HashStore()
+        self.store = dist.HashStore()
         monkeypatch.setattr(Inquiry, "ask", lambda _inquiry, is_over: self._ask())
         monkeypatch.setattr("minddp.tools.watchdog.inquiry.READ_EVERY_S", 0.01)
 
@@ -43,7 +37,7 @@ class Ranks:
 
     def transport(self, rank: int = 0) -> WatchedTransport:
         over = FakeTransport(2, rank=rank, store=self.store)
-        return WatchedTransport(over, self.store, LIMIT_S, self.module.state)
+        return WatchedTransport(over, self.store, LIMIT_S, RankState)
 
 
 @pytest.fixture
@@ -52,32 +46,30 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
 
 
 @pytest.fixture
-def seconds_reported() -> Iterator[Callable[[], list[int]]]:
-    texts: list[str] = []
-    handler, log = logging.Handler(), logging.getLogger("minddp.tools.watchdog")
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    log.addHandler(handler)
-    yield lambda: [int(text.removeprefix("Waited for ").split()[0]) for text in texts]
-    log.removeHandler(handler)
+def logged() -> Iterator[Logged]:
+    with reports() as logged:
+        yield logged
 
 
-def test_reports_come_at_growing_intervals(ranks: Ranks, seconds_reported: Callable[[], list[int]]) -> None:
+def seconds_in(logged: Logged) -> list[int]:
+    return [int(text.removeprefix("Waited for ").split()[0]) for text in logged]
+
+
+def test_reports_come_at_growing_intervals(ranks: Ranks, logged: Logged) -> None:
     transport = ranks.transport()
     assert {transport._reason_to_give_up(second) for second in range(1, 200)} == {None}
-    assert seconds_reported() == [10, 20, 40, 80, 160]
+    assert seconds_in(logged) == [10, 20, 40, 80, 160]
 
 
-def test_one_rank_of_a_host_asks(ranks: Ranks, seconds_reported: Callable[[], list[int]]) -> None:
+def test_one_rank_of_a_host_asks(ranks: Ranks, logged: Logged) -> None:
     both = [ranks.transport(rank) for rank in (0, 1)]
     for transport in both:
         transport._reason_to_give_up(10)
     assert ranks.num_asked == 1
-    assert seconds_reported() == [10]
+    assert seconds_in(logged) == [10]
 
 
-def test_an_alarm_is_an_occasion_to_ask_and_reported_if_it_ends_the_wait(
-    ranks: Ranks, seconds_reported: Callable[[], list[int]]
-) -> None:
+def test_an_alarm_is_an_occasion_to_ask_and_reported_if_it_ends_the_wait(ranks: Ranks, logged: Logged) -> None:
     transport = ranks.transport()
     assert transport._reason_to_give_up(1) is None
     assert ranks.num_asked == 0
@@ -89,7 +81,7 @@ def test_an_alarm_is_an_occasion_to_ask_and_reported_if_it_ends_the_wait(
     reason = transport._reason_to_give_up(3)
     assert reason is not None
     assert reason.startswith("Rank 1 has exited")
-    assert seconds_reported() == []
+    assert seconds_in(logged) == []
 
 
 def test_all_ranks_raise_the_first_verdict(ranks: Ranks) -> None:
@@ -127,11 +119,6 @@ def test_an_ended_process_of_this_host_is_an_occasion_to_ask(ranks: Ranks, monke
     assert first._inquiry.occasions() == []
     monkeypatch.setattr("minddp.platform.rank_processes.process_state", lambda pid: "Z")
     assert second._inquiry.occasions() == ["end of rank 0", "end of rank 1"]
-
-
-def test_a_state_that_drops_a_backward_survives_the_store() -> None:
-    sent = state(1, drops=True)
-    assert pickle.loads(pickle.dumps(sent)) == sent
 
 
 class Late:
