@@ -72,17 +72,9 @@ NEVER_SYNCHRONISED = "20 optimizer steps without a synchronised backward"
 
 @says(NEVER_SYNCHRONISED, "Call the wrapper")
 def forward_of_the_unwrapped_model(rank: int) -> None:
-    """trl 7245 and 7246, minimind 853: the loss is computed with `.module`."""
+    """trl 7245 and 7246, minimind 853, sd-scripts 924: the loss is computed with `.module`."""
     ddp = DDP(network())
     train(ddp.module, adam(ddp), batches(rank))
-
-
-@says(NEVER_SYNCHRONISED, "Call the wrapper")
-def unwrapped_before_training(rank: int) -> None:
-    """sd-scripts 924: the wrapper is replaced by the model that it wraps, to reach an attribute."""
-    prepared = [DDP(network())]  # as Accelerate keeps it
-    model = prepared[0].module
-    train(model, adam(model), batches(rank))
 
 
 @says("An optimizer made 2 steps for 1 synchronised backward", "Call the wrapper")

@@ -6,6 +6,8 @@ import copy
 import pickle
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,10 +23,25 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from tests.tools.watchdog.bugs import STEPS, Detector, adam, batches, network, sharded, train
 
 
-def compressing() -> nn.Module:
+def hooked(hook: Callable[..., Any], state: Any = None) -> nn.Module:
     ddp = DDP(network())
-    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    ddp.register_comm_hook(state, hook)
     return ddp
+
+
+def local() -> post_localSGD_hook.PostLocalSGDState:
+    return post_localSGD_hook.PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=5)
+
+
+class Hides(nn.Module):
+    """No tensor is found in its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(square=self.body(x).square)
 
 
 def with_a_frozen_layer() -> nn.Sequential:
@@ -42,7 +59,9 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: DDP(network()),
     "batch_norm": lambda: DDP(nn.Sequential(network(), nn.BatchNorm1d(4))),
     "low_rank_adapter": lambda: DDP(with_a_frozen_layer()),
-    "compression": compressing,
+    "compression": lambda: hooked(default_hooks.fp16_compress_hook),
+    "post_local_sgd": lambda: hooked(post_localSGD_hook.post_localSGD_hook, local()),
+    "hidden_output": lambda: DDP(Hides()),
     "unused_parameters": lambda: DDP(Detector(), find_unused_parameters=True),
     "static_graph": lambda: DDP(network(), static_graph=True),
     "shards": lambda: sharded(network()),
@@ -121,15 +140,6 @@ def local_sgd(rank: int) -> None:
                 param.data /= 2
 
     train(model, adam(model), batches(rank, 3 * STEPS), average)
-
-
-@calm
-def post_local_sgd(rank: int) -> None:
-    ddp = DDP(network())
-    subgroup = dist.new_subgroups(1)[0]
-    state = post_localSGD_hook.PostLocalSGDState(None, subgroup, start_localSGD_iter=5)
-    ddp.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-    train(ddp, adam(ddp), batches(rank))
 
 
 @calm
@@ -256,19 +266,3 @@ def one_batch(rank: int) -> None:
     """Overfits on purpose."""
     ddp = DDP(network())
     train(ddp, adam(ddp), batches(rank, 1) * STEPS)
-
-
-class Namespace:
-    """An output in which no tensor is found."""
-
-    def __init__(self, loss: Tensor):
-        self.loss = loss
-
-
-@calm
-def hidden_output(rank: int) -> None:
-    model = network()
-    run = model.forward
-    model.forward = lambda x: Namespace(run(x))  # type: ignore[method-assign, assignment]
-    ddp = DDP(model)
-    train(lambda x: ddp(x).loss, adam(ddp), batches(rank, 2 * STEPS))
