@@ -12,12 +12,7 @@ from torch import nn
 from minddp.tools.watchdog.check import Check, Finding
 from minddp.tools.watchdog.comparison import NotesComparison
 from minddp.tools.watchdog.drift import DriftCheck
-from minddp.tools.watchdog.misuse import BypassCheck, NamedParams, SameDataCheck
-
-
-def checks_of(params: NamedParams, *, starts_equal: bool) -> dict[str, Check]:
-    drift = DriftCheck(params, starts_equal=starts_equal)
-    return {"drift": drift, "bypass": BypassCheck(params), "same data": SameDataCheck()}
+from minddp.tools.watchdog.misuse import BypassCheck
 
 
 class Fleet:
@@ -39,7 +34,8 @@ class Fleet:
             for rank, module in enumerate(self.modules)
         ]
         self.checks: list[dict[str, Check]] = [
-            checks_of(list(module.named_parameters()), starts_equal=starts_equal) for module in self.modules
+            {"drift": DriftCheck(params, starts_equal=starts_equal), "bypass": BypassCheck(params)}
+            for params in ([*module.named_parameters()] for module in self.modules)
         ]
         store = dist.HashStore()
         self.exchanges = [
@@ -54,7 +50,6 @@ class Fleet:
         for _ in range(number):
             step = self.num_steps
             for rank in range(len(self.modules)):
-                self.call(rank, "before_module", step, (torch.ones(2, 8) * (10 * step + rank),), {})
                 self.call(rank, "first_gradient", step)
                 self.give_gradients(rank, step)
                 if act is not None:

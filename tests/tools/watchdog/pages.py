@@ -8,11 +8,9 @@ from __future__ import annotations
 from minddp.platform.wording import table
 from tests.tools.watchdog.bugs import BUGS, WAITS
 from tests.tools.watchdog.harness import run_apart
-from tests.tools.watchdog.late import PLACES, Delay, Outcome, train
 from tests.tools.watchdog.test_guard import findings
+from tests.tools.watchdog.test_late_ranks import DELAYS_MS, PLACES, WORLD_SIZES, Delay, Outcome, train
 from tests.tools.watchdog.test_watch import said_of, said_of_a_wait
-
-WORLD_SIZES, DELAYS_MS = (2, 3, 4), (20, 60, 200)
 
 
 def reported(name: str) -> None:

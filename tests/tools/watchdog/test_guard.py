@@ -30,7 +30,6 @@ from tests.ranks import RankPool, on_ranks, take_findings
 from tests.tools.watchdog import bugs, calm
 from tests.tools.watchdog.bugs import BUGS, OF_A_WRAPPER, adam, batches, network, train
 from tests.tools.watchdog.calm import CALM
-from tests.tools.watchdog.fleet import checks_of
 from tests.tools.watchdog.harness import DOCS, close, reports
 
 ON_THREE_RANKS = OF_A_WRAPPER | {
@@ -179,19 +178,6 @@ def test_a_wrapper_that_is_gone_keeps_no_memory(rank: int) -> None:
         goes_on.set()
         thread.join(10)
     assert left == 0
-
-
-def test_checks_that_are_abandoned_refer_to_no_parameter() -> None:
-    params = [(str(place), nn.Parameter(torch.ones(100))) for place in range(4)]
-    seen = [weakref.ref(param) for _, param in params]
-    checks = checks_of(list(params), starts_equal=True)
-    exchange = NotesComparison(0, 2, checks, dist.HashStore())
-    params.clear()
-    gc.collect()
-    assert all(param() is not None for param in seen)
-    exchange.abandon()
-    gc.collect()
-    assert all(param() is None for param in seen)
 
 
 class Steps(Check):

@@ -3,31 +3,106 @@
 from __future__ import annotations
 
 import re
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
+import minddp
 from docs.learning.quotes import blocks
-from minddp.tools.forecast.lateness import PHASES
+from minddp.tools.forecast.lateness import PHASES, LateRank, RankTimes, late_ranks
+from minddp.tools.watchdog import check as schedule
+from minddp.tools.watchdog import comparison, slow_rank
+from minddp.tools.watchdog.check import Finding
 from minddp.tools.watchdog.slow_rank import WARM_UP_STEPS
-from tests.tools.watchdog.harness import DOCS
-from tests.tools.watchdog.late import PLACES, Delay, Outcome, train
-from tests.tools.watchdog.pages import DELAYS_MS, WORLD_SIZES
+from tests.tools.watchdog.harness import DOCS, wait_until
 
+PLACES = ("between", "forward", "backward", "optimizer", "accumulation")
 WINDOW_STEPS = 7
 DELAY_S = 0.1  # long beside the time for which other programs may take a core
+
+
+@dataclass(frozen=True)
+class Delay:
+    """`rank`, or each, sleeps for `seconds` at a place of each step that is compared."""
+
+    rank: int | None = 1
+    place: str = "between"
+    seconds: float = 0.02
+
+    def sleep(self, place: str, rank: int, step: int) -> float:
+        """The seconds for which it has slept, which a loaded machine makes longer."""
+        if place != self.place or self.rank not in (rank, None) or step < WARM_UP_STEPS:
+            return 0.0
+        began = time.perf_counter()
+        time.sleep(self.seconds)
+        return time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A rank's median sleep; on rank 0 the findings, and the late ranks of the first window."""
+
+    found: list[Finding]
+    late: list[LateRank]
+    slept_s: float
+
+
+def train(rank: int, delay: Delay, steps: int, window_steps: int, options: Mapping[str, Any] = {}) -> Outcome:
+    """Some steps of a wrapped model with buffers, and then a wait until those of a window have been compared."""
+    step = 0
+    slept_s = []
+    judged: list[list[LateRank]] = []
+
+    def judge(steps: Sequence[Sequence[RankTimes]]) -> list[LateRank]:
+        judged.append(late_ranks(steps))
+        return judged[-1]
+
+    def sleep(place: str) -> None:
+        if seconds := delay.sleep(place, rank, step):
+            slept_s.append(seconds)
+
+    torch.manual_seed(rank)
+    module = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+    module.register_forward_pre_hook(lambda *_: sleep("forward"))
+    module.register_full_backward_pre_hook(lambda *_: sleep("backward"))
+    with (
+        mock.patch.object(comparison, "EVERY_S", 0.05),
+        mock.patch.object(schedule, "FIRST", steps),
+        mock.patch.multiple(slow_rank, WINDOW_STEPS=window_steps, WINDOW_S=0.0, late_ranks=judge),
+    ):
+        ddp = minddp.DistributedDataParallel(module, **options)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+        optimizer.register_step_pre_hook(lambda *_: sleep("optimizer"))  # called after the guard's
+        assert ddp.guard is not None
+        x = torch.randn(16, 32)
+        for step in range(steps):  # noqa: B007
+            sleep("between")
+            if delay.place == "accumulation":
+                with ddp.no_sync():
+                    ddp(x).sum().backward()
+                    sleep("accumulation")
+            ddp(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        wait_until(lambda: rank != 0 or judged)
+        dist.barrier()
+        ddp.guard.close()
+    return Outcome([*ddp.guard.findings], judged[0] if judged else [], statistics.median(slept_s or [0.0]))
 
 
 @pytest.mark.parametrize(
     ("world_size", "rank", "place", "options"),
     [
         *((3, 1, place, {}) for place in PLACES),
-        (
-            3,
-            0,
-            "between",
-            {},
-        ),  # the others wait for its buffers before the forward, and none at the end of backward
+        (3, 0, "between", {}),  # the others wait for its buffers before forward, none at the end of backward
         (2, 1, "backward", {"transport": "process_group"}),
         (2, 1, "backward", {"find_unused_parameters": True}),  # whose exchange is waited for as well
         (2, 1, "backward", {"gradient_as_bucket_view": True, "forward_sync_buffers": False}),
@@ -59,6 +134,7 @@ def test_an_even_fleet_is_silent(ranks: Any) -> None:
 
 # ------------------------------------------------------------------ docs/slow_rank.md
 
+WORLD_SIZES, DELAYS_MS = (2, 3, 4), (20, 60, 200)
 SHOWN = blocks((DOCS / "slow_rank.md").read_text())
 
 
