@@ -44,8 +44,9 @@ def exchanged(*notes_of_ranks: Notes) -> tuple[Scripted, list[list[Finding]]]:
 
 
 def test_what_all_ranks_have_noted_is_compared_by_number_and_rank() -> None:
-    check, _ = exchanged([(0, "a"), (1, "b")], [(0, "c"), (1, "d")])
+    check, found = exchanged([(0, "a"), (1, "b")], [(0, "c"), (1, "d")])
     assert check.seen == [(0, ["a", "c"]), (1, ["b", "d"])]
+    assert [(one.step, one.ranks, one.text) for one in found[0]] == [(0, (1,), "a finding")], "reported once"
 
 
 def test_what_one_rank_has_not_noted_is_left_out() -> None:
@@ -58,11 +59,6 @@ def test_what_only_one_rank_notes_takes_no_more_and_more_memory() -> None:
     most = comparison.MOST_KEPT
     check, _ = exchanged([(number, None) for number in range(most + 5)], [(4, None), (5, None), (6, None)])
     assert [number for number, _ in check.seen] == [5, 6]
-
-
-def test_a_finding_is_reported_once() -> None:
-    _, found = exchanged([(0, "a"), (1, "b")], [(0, "c"), (1, "d")])
-    assert [(one.step, one.ranks, one.text) for one in found[0]] == [(0, (1,), "a finding")]
 
 
 def test_notes_that_are_not_compared_any_more_do_not_stay_in_the_store() -> None:

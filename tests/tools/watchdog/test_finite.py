@@ -15,7 +15,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 import minddp
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import Scales
-from tests.ranks import on_ranks
+from tests.ranks import of_all_ranks, on_ranks
 
 STEPS, BAD_STEP = 4, 2
 
@@ -83,34 +83,23 @@ CASES: dict[str, tuple[dict[int, tuple[str, float]], dict[str, Any]]] = {
 }
 
 
-def _plays(rank: int, cases: list[str]) -> list[tuple[list[str], bool, bool]]:
-    """Errors; are the weights those of a run without that step and the test; and are they finite?"""
-    outcomes = []
-    for case in cases:
-        bad, options = CASES[case]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            errors, weights = train(rank, bad, {**options, "check_finite": True}, hook=case == "small buckets")
-            _, without = train(rank, {}, {**options, "check_finite": False}, hook=case == "small buckets")
-        are_finite = all(bool(weight.isfinite().all()) for weight in weights)
-        outcomes.append((errors, all(map(torch.equal, weights, without)), are_finite))
-    return outcomes
-
-
-def test_every_rank_names_the_gradient_and_goes_on_with_equal_bits(ranks: Any) -> None:
-    of_rank = ranks(3).run(_plays, list(CASES))
-    for case, *outcomes in zip(CASES, *of_rank, strict=True):
-        bad, _ = CASES[case]
-        assert outcomes[0] == outcomes[1] == outcomes[2], case
-        (error,), same_bits, is_finite = outcomes[0]
-        assert is_finite, case
-        assert same_bits, case
-        assert error.startswith(f"In backward {BAD_STEP + 1}, before averaging, "), (case, error)
-        for rank, (name, value) in bad.items():
-            kind = "NaN" if math.isnan(value) else "infinity"
-            assert f"rank {rank}'s gradient of `{name}` (bucket " in error, (case, error)
-            assert f"has {kind}" in error, (case, error)
-        assert error.count("'s gradient of") == len(bad), (case, error)
+@pytest.mark.parametrize("case", CASES)
+@on_ranks(3)
+def test_every_rank_names_the_gradient_and_goes_on_with_equal_bits(rank: int, case: str) -> None:
+    """The weights are those of a run without that step and the test."""
+    bad, options = CASES[case]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (error,), weights = train(rank, bad, {**options, "check_finite": True}, hook=case == "small buckets")
+        _, without = train(rank, {}, {**options, "check_finite": False}, hook=case == "small buckets")
+    assert all(map(torch.equal, weights, without))
+    assert all(weight.isfinite().all() for weight in weights)
+    assert of_all_ranks(error) == [error] * 3
+    assert error.startswith(f"In backward {BAD_STEP + 1}, before averaging, ")
+    for offender, (name, value) in bad.items():
+        assert f"rank {offender}'s gradient of `{name}` (bucket " in error
+        assert f"has {'NaN' if math.isnan(value) else 'infinity'}" in error
+    assert error.count("'s gradient of") == len(bad)
 
 
 def error_of(ddp: nn.Module, value: float) -> str:
