@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from minddp.tools.watchdog import comparison
@@ -71,3 +72,12 @@ def test_notes_that_are_not_compared_any_more_do_not_stay_in_the_store() -> None
     for one in exchanges:
         one.turn(is_last=True)
     assert store.num_keys() == before
+
+
+def test_rank_0_waits_for_no_last_notes_that_another_rank_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "LAST_S", 3600.0)
+    store = dist.HashStore()
+    for rank in (1, 0):
+        last = NotesComparison(rank, 2, {"scripted": Scripted([(0, "a")] * (1 - rank))}, store)
+        last.open("test")
+        last.turn(is_last=True)
