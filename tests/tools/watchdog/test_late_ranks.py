@@ -22,7 +22,7 @@ from minddp.tools.watchdog import check as schedule
 from minddp.tools.watchdog import comparison, slow_rank
 from minddp.tools.watchdog.check import Finding
 from minddp.tools.watchdog.slow_rank import WARM_UP_STEPS
-from tests.tools.watchdog.harness import DOCS, wait_until
+from tests.tools.watchdog.harness import DOCS, close, wait_until
 
 PLACES = ("between", "forward", "backward", "optimizer", "accumulation")
 WINDOW_STEPS = 7
@@ -94,7 +94,7 @@ def train(rank: int, delay: Delay, steps: int, window_steps: int, options: Mappi
             optimizer.zero_grad()
         wait_until(lambda: rank != 0 or judged)
         dist.barrier()
-        ddp.guard.close()
+        close(ddp)
     return Outcome([*ddp.guard.findings], judged[0] if judged else [], statistics.median(slept_s or [0.0]))
 
 
