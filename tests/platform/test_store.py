@@ -103,7 +103,8 @@ def test_messages_that_are_there_come_at_once_and_others_are_left_out() -> None:
 
 def test_all_ranks_arrive() -> None:
     first, second = two(dist.HashStore())
-    first_waits = first.arrive("here", limit_s=60.0)
+    first.arrive("here", limit_s=60.0)
+    first_waits = first.arrive("here", limit_s=60.0)  # a second time: it does not stand for another
     assert not first_waits(0.01)
     second.arrive("elsewhere", limit_s=60.0)
     assert not first_waits(0)

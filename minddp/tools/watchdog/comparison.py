@@ -66,7 +66,7 @@ class NotesComparison:
         key = "last" if is_last else "notes"
         if self._messages.read(self._rank, key) is None:
             notes = {name: notes for name, check in self._checks.items() if (notes := check.take_notes(is_last))}
-            if notes:
+            if notes or (is_last and self._rank != 0):  # so that rank 0 does not wait for more
                 self._messages.post(notes, key)
         if self._rank == 0:
             self._compare_all(is_last)

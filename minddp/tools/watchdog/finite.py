@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from minddp.core.backward_pass import Phase
 from minddp.core.bucket import GradientBucket
 from minddp.core.mode import Mode
+from minddp.core.plan import BucketSpec
 from minddp.core.reducer import Reducer
 from minddp.extension import Extension
 from minddp.options import exclude
@@ -34,26 +35,33 @@ if TYPE_CHECKING:
     from minddp.ddp import DistributedDataParallel
 
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # so that a sum does not overflow
-BUCKET = 1 << 41  # a rank sends the bucket's index times this, plus the mark
 
 
 class CheckFinite(Mode):
-    """Tests the buckets that `reducer` launches, and exchanges marks."""
+    """Tests the buckets that `reducer` launches, and exchanges marks.
+
+    A rank's mark is twice the number of the parameter, plus 1 for NaN or 2 for infinity; or 0.
+    """
 
     def __init__(self, reducer: Reducer):
         self._reducer = weakref.ref(reducer)
-        self._marks: list[tuple[int, torch.Tensor]] = []  # by bucket, in launch order
+        # Of buckets in launch order: the first element that is not finite, else any; its position and value.
+        self._suspects: list[tuple[BucketSpec, torch.Tensor, torch.Tensor]] = []
 
     def first_gradient(self, param: int) -> None:
-        self._marks.clear()  # an exception may have ended the last backward
+        self._suspects.clear()  # an exception may have ended the last backward
 
     def shadow_begins(self) -> None:
-        self._marks.clear()
+        self._suspects.clear()
 
     def before_launch(self, bucket: GradientBucket, contents: torch.Tensor) -> None:
         reducer = self._reducer()
         assert reducer is not None, "it launches"
-        self._marks.append((bucket.spec.index, first_not_finite(contents)))
+        flat = contents._values().view(-1) if contents.is_sparse else contents
+        # A sum is not finite if an element is not, or it overflows. On an accelerator the host would wait for it.
+        if flat.numel() and not (flat.is_cpu and math.isfinite(flat.sum().item())):
+            first = flat.isfinite().byte().argmin()
+            self._suspects.append((bucket.spec, first, flat.take(first)))
         if self not in reducer.futures:
             reducer.futures.append(self)
 
@@ -67,44 +75,50 @@ class CheckFinite(Mode):
         assert reducer is not None, "its backward has just ended"
         if reducer.phase not in (Phase.IDLE, Phase.FINISHED):  # an exception has ended the backward
             return
-        transport, device = reducer.transport, reducer.params[0].device
-        first_of_rank = torch.zeros(transport.world_size, dtype=torch.int64, device=device)
-        marks = ((index, mark.item()) for index, mark in self._marks)
-        first_of_rank[transport.rank] = next((index * BUCKET + mark for index, mark in marks if mark), 0)
-        transport.all_reduce(first_of_rank).wait()
-        found = {rank: mark for rank, mark in enumerate(first_of_rank.tolist()) if mark}
-        if found:
-            raise not_finite(reducer, found)
+        transport = reducer.transport
+        marks = torch.zeros(transport.world_size, dtype=torch.int64, device=reducer.params[0].device)
+        marks[transport.rank] = self._mark()
+        transport.all_reduce(marks).wait()
+        if mark_of_rank := {rank: mark for rank, mark in enumerate(marks.tolist()) if mark}:
+            raise not_finite(reducer, mark_of_rank)
 
-
-def first_not_finite(contents: torch.Tensor) -> torch.Tensor:
-    """A mark: twice the position of the first element that is not finite, plus 1 for NaN or 2 for infinity; or 0.
-
-    A sum is not finite if an element is not, or it overflows. On an accelerator the host would wait for it.
-    """
-    flat = contents._values().view(-1) if contents.is_sparse else contents
-    if flat.numel() == 0 or (flat.is_cpu and math.isfinite(flat.sum().item())):
-        return torch.tensor(0, device=flat.device)
-    is_finite = flat.isfinite()
-    position = is_finite.byte().argmin()
-    return torch.where(is_finite.take(position), 0, 2 * position + 1 + flat.take(position).isinf())
+    def _mark(self) -> int:
+        for spec, first, value in self._suspects:
+            if not value.isfinite().item():
+                element = 0 if spec.sparse else int(first.item()) // (2 if spec.dtype.is_complex else 1)
+                param = next(s.param for s in spec.slots if s.offset <= element < s.offset + s.numel)
+                return 2 * param + 1 + int(value.isinf().item())
+        return 0
 
 
 def not_finite(reducer: Reducer, mark_of_rank: dict[int, int]) -> FloatingPointError:
-    offenders = []
+    plan, offenders = reducer.store.plan, []
+    bucket_of = {slot.param: slot.bucket for bucket in plan.buckets for slot in bucket.slots}
     for rank, mark in mark_of_rank.items():
-        bucket = reducer.store.plan.buckets[mark // BUCKET]
-        position, is_infinite = divmod(mark % BUCKET - 1, 2)
-        element = 0 if bucket.sparse else position // (2 if bucket.dtype.is_complex else 1)
-        param = next(s.param for s in bucket.slots if s.offset <= element < s.offset + s.numel)
-        name, kind = reducer.store.plan.params[param].name, "infinity" if is_infinite else "NaN"
-        offenders.append(f"rank {rank}'s gradient of `{name}` (bucket {bucket.index}) has {kind}")
+        param, is_infinite = divmod(mark - 1, 2)
+        name, kind = plan.params[param].name, "infinity" if is_infinite else "NaN"
+        offenders.append(f"rank {rank}'s gradient of `{name}` (bucket {bucket_of[param]}) has {kind}")
     return FloatingPointError(
         f"In backward {reducer.num_passes}, before averaging, {wording.joined(offenders)}. Now the averages in "
         f"`.grad` are not finite either, on any rank: to go on, call zero_grad() instead of optimizer.step(). Look "
         f"at the batch and the loss of {wording.ranks(list(mark_of_rank))} in this step; if training diverges, "
         f"lower the learning rate or clip gradients. With a GradScaler infinity is normal: leave check_finite out."
     )
+
+
+@dataclass(eq=False)
+class FiniteGradients(Extension):
+    """Tests buckets for NaN and infinity before they are reduced."""
+
+    def agreed(self) -> Mapping[str, object]:
+        return {"check_finite": True}
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        if arguments["delay_all_reduce_named_params"]:
+            exclude("`delay_all_reduce_named_params`", {"`check_finite`": True})
+
+    def attach(self, ddp: DistributedDataParallel, *, starts_equal: bool) -> None:
+        ddp._reducer.modes.append(CheckFinite(ddp._reducer))
 
 
 class NotFiniteCheck(Check):
@@ -166,18 +180,3 @@ class NotFiniteCheck(Check):
                 f"or clip gradients."
             )
             yield Finding("not finite", "gradients", number, tuple(found), text)
-
-
-@dataclass(eq=False)
-class FiniteGradients(Extension):
-    """Tests buckets for NaN and infinity before they are reduced."""
-
-    def agreed(self) -> Mapping[str, object]:
-        return {"check_finite": True}
-
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        if arguments["delay_all_reduce_named_params"]:
-            exclude("`delay_all_reduce_named_params`", {"`check_finite`": True})
-
-    def attach(self, ddp: DistributedDataParallel, *, starts_equal: bool) -> None:
-        ddp._reducer.modes.append(CheckFinite(ddp._reducer))

@@ -130,10 +130,11 @@ class Guard(Mode, StepWatcher):
         return not self._in_backward and steps_on(optimizer, self._guarded)
 
 
-def checks_of(named: NamedParams, *, starts_equal: bool) -> dict[str, Check]:
-    """The checks of a wrapper that reduces these parameters, which are on one device."""
+def checks_of(params: NamedParams, **drift: Any) -> dict[str, Check]:
+    """The checks of a wrapper that reduces these parameters; they look at those on the device of the first."""
+    named = [(name, param) for name, param in params if param.device == params[0][1].device]
     checks: dict[str, Check] = {
-        "drift": DriftCheck(named, starts_equal=starts_equal),
+        "drift": DriftCheck(named, **drift),
         "bypass": BypassCheck(named),
         "same data": SameDataCheck(),
         "not finite": NotFiniteCheck(named),
@@ -141,11 +142,6 @@ def checks_of(named: NamedParams, *, starts_equal: bool) -> dict[str, Check]:
     if named and not streams.has_streams(named[0][1].device):
         checks["slow_rank"] = SlowRank()
     return checks
-
-
-def on_one_device(named: NamedParams) -> NamedParams:
-    """Those on the device of the first."""
-    return [(name, param) for name, param in named if param.device == named[0][1].device]
 
 
 @dataclass(eq=False)
@@ -161,7 +157,7 @@ class Guarded(Extension):
         if transport.world_size == 1 or transport.store is None:
             return
         named = [(spec.name, param) for spec, param in zip(reducer.store.plan.params, reducer.params, strict=True)]
-        checks = checks_of(on_one_device(named), starts_equal=starts_equal)
+        checks = checks_of(named, starts_equal=starts_equal)
         if self.shares:  # ranks may have different numbers of them
             checks.pop("slow_rank", None)
         self.guard = Guard(named, transport, checks, reducer.num_passes)

@@ -25,9 +25,8 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from minddp.core.autograd import call_at_end_of_backward, call_when_gradient_enters
 from minddp.ddp import DistributedDataParallel
 from minddp.tools.watchdog.check import ALONE
-from minddp.tools.watchdog.drift import DriftCheck
 from minddp.tools.watchdog.fingerprint import shard_name
-from minddp.tools.watchdog.guard import Guard, checks_of, on_one_device
+from minddp.tools.watchdog.guard import Guard, checks_of
 from minddp.tools.watchdog.misuse import NamedParams
 from minddp.tools.watchdog.rank_state import RankState
 from minddp.transport.process_group import ProcessGroupTransport
@@ -43,11 +42,9 @@ class StepGuard(Guard):
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None):
         named = named_params(module)
-        here = [(shard_name(name, param), param) for name, param in on_one_device(named)]
-        checks = checks_of(here, starts_equal=True)
-        checks["drift"] = DriftCheck(here, starts_equal=True, patience=PATIENCE, reducer="")
-        for check in ("bypass", "slow_rank"):
-            checks.pop(check, None)
+        shards = [(shard_name(name, param), param) for name, param in named]
+        checks = checks_of(shards, starts_equal=True, patience=PATIENCE, reducer="")
+        checks = {name: check for name, check in checks.items() if name not in ("bypass", "slow_rank")}
         super().__init__(named, ProcessGroupTransport(dist.group.WORLD, TOPIC), checks)  # type: ignore[arg-type]
         self._stepping = None if optimizer is None else id(optimizer)
         if getattr(module, "_compiled_call_impl", None) is None:  # which would compile the hook

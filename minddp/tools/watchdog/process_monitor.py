@@ -16,7 +16,6 @@ import logging
 import math
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +28,7 @@ import torch.distributed as dist
 from minddp.platform.repeating_thread import RepeatingThread
 from minddp.tools.watchdog.inquiry import Inquiry
 from minddp.tools.watchdog.observer import TOPIC
-from minddp.tools.watchdog.rank_state import ENDED, UNWATCHED, RankState, main_frame, where_is_main_thread
+from minddp.tools.watchdog.rank_state import ENDED, UNWATCHED, RankState, main_frame
 from minddp.transport.process_group import ProcessGroupTransport
 
 _log = logging.getLogger("minddp.tools.watchdog.inquiry")
@@ -63,14 +62,10 @@ class ProcessMonitor:
 
     def state(self) -> RankState:
         """This rank's answer."""
-        return replace(
-            self._state_of_training(),
-            process=f"{socket.gethostname()}, pid {os.getpid()}",
-            recent=flight_record(),
-            waiting_s=None if self._wait is None else time.monotonic() - self._since,
-            waits_in="" if self._wait is None else self._wait[0],
-            where=where_is_main_thread(),
-        )
+        state = replace(self._state_of_training(), recent=flight_record())
+        if (wait := self._wait) is None:
+            return state
+        return replace(state, waiting_s=time.monotonic() - self._since, waits_in=wait[0])
 
     def _turn(self, is_last: bool) -> None:
         if self._inquiry is None and not is_last and dist.is_initialized() and dist.get_world_size() > 1:

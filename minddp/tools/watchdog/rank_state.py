@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -20,45 +21,6 @@ LIBRARIES = tuple(os.path.dirname(module.__file__ or "") for module in (os, mind
 # Instead of an answer:
 SILENT, EXITED, LEFT = "does not answer", "has exited", "has dropped the module"
 STOPPED, ENDED, UNWATCHED = "is stopped", "has left the process group", "is no longer watched"
-
-
-@dataclass(frozen=True)
-class RankState:
-    """A rank's answer.
-
-    `missing`: the parameters without a gradient. `recent`: the latest collectives by number, or by group and
-    number; equal ones meet across ranks. `waiting_s`: how long the rank has waited, `None` if it does not wait;
-    `waits_in`: in which call, if not in the latest collective. `drops`: the rank is about to drop a backward that
-    an exception has ended.
-    """
-
-    phase: str = "IDLE"
-    backward: int = 0
-    accumulates: bool = False
-    missing: tuple[str, ...] = ()
-    recent: Mapping[Any, str] = field(default_factory=dict)
-    waiting_s: float | None = None
-    waits_in: str = ""
-    where: str = ""
-    process: str = ""
-    drops: bool = False
-
-    @property
-    def number(self) -> Any:
-        """The number of the latest collective; 0 if there was none."""
-        return next(reversed([*self.recent]), 0)
-
-    @property
-    def last(self) -> str:
-        return (
-            f"collective {numbered(self.number)}, {self.recent[self.number]}"
-            if self.recent
-            else "no collective yet"
-        )
-
-
-def numbered(number: Any) -> str:
-    return str(number) if isinstance(number, int) else f"{number[1]} of group {number[0]}"
 
 
 def main_frame() -> FrameType | None:
@@ -81,3 +43,42 @@ def _is_of_a_library(path: str) -> bool:
     """True for the standard library, minddp, torch and all installed packages."""
     is_installed = not INSTALLED.isdisjoint(Path(path).parts)
     return is_installed or path.startswith(("<frozen ", *(f"{folder}{os.sep}" for folder in LIBRARIES)))
+
+
+@dataclass(frozen=True)
+class RankState:
+    """A rank's answer.
+
+    `missing`: the parameters without a gradient. `recent`: the latest collectives by number, or by group and
+    number; equal ones meet across ranks. `waiting_s`: how long the rank has waited, `None` if it does not wait;
+    `waits_in`: in which call, if not in the latest collective. `drops`: the rank is about to drop a backward that
+    an exception has ended.
+    """
+
+    phase: str = "IDLE"
+    backward: int = 0
+    accumulates: bool = False
+    missing: tuple[str, ...] = ()
+    recent: Mapping[Any, str] = field(default_factory=dict)
+    waiting_s: float | None = None
+    waits_in: str = ""
+    where: str = field(default_factory=where_is_main_thread)
+    process: str = field(default_factory=lambda: f"{socket.gethostname()}, pid {os.getpid()}")
+    drops: bool = False
+
+    @property
+    def number(self) -> Any:
+        """The number of the latest collective; 0 if there was none."""
+        return next(reversed([*self.recent]), 0)
+
+    @property
+    def last(self) -> str:
+        return (
+            f"collective {numbered(self.number)}, {self.recent[self.number]}"
+            if self.recent
+            else "no collective yet"
+        )
+
+
+def numbered(number: Any) -> str:
+    return str(number) if isinstance(number, int) else f"{number[1]} of group {number[0]}"

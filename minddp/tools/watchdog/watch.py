@@ -165,14 +165,14 @@ class Outlet(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         finding: Finding | None = getattr(record, "finding", None)
-        if finding is not None:
-            self.findings.append(finding)
         if logging.lastResort is not None and not logging.getLogger().handlers:  # for which it is not called now
             logging.lastResort.handle(record)
         if self._file is not None:
             line = {"check": "stuck", "text": record.getMessage()} if finding is None else asdict(finding)
             with Path(self._file).open("a") as file:
                 file.write(json.dumps({"time": time.time(), **line}) + "\n")
+        if finding is not None:  # last: it may end the training
+            self.findings.append(finding)
 
     def close(self) -> None:
         logging.getLogger("minddp.tools.watchdog").removeHandler(self)

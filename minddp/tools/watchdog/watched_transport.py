@@ -16,8 +16,6 @@ backward in which it has launched collectives, all ranks have to drop theirs aft
 from __future__ import annotations
 
 import datetime
-import os
-import socket
 import threading
 import time
 import weakref
@@ -34,7 +32,7 @@ from torch.distributed.constants import default_pg_timeout
 from minddp.core.autograd import weakly
 from minddp.extension import Extension
 from minddp.tools.watchdog.inquiry import Inquiry
-from minddp.tools.watchdog.rank_state import RankState, where_is_main_thread
+from minddp.tools.watchdog.rank_state import RankState
 from minddp.transport.protocols import DropsTogether, Transport, Work
 
 if TYPE_CHECKING:
@@ -166,14 +164,8 @@ class WatchedTransport(DropsTogether):
         """This rank's state; `None` if the module is gone."""
         if (state := self._state_of_module()) is None:
             return None
-        return replace(
-            state,
-            process=f"{socket.gethostname()}, pid {os.getpid()}",
-            recent=dict(self._recent),
-            waiting_s=None if (since := self._waiting_since) is None else time.monotonic() - since,
-            where=where_is_main_thread(),
-            drops=self._drops,
-        )
+        waiting_s = None if (since := self._waiting_since) is None else time.monotonic() - since
+        return replace(state, recent=dict(self._recent), waiting_s=waiting_s, drops=self._drops)
 
     def _record(self, operation: str, tensor: torch.Tensor) -> None:
         if self._stuck:  # the script has caught it; its next collective would meet an earlier one of other ranks

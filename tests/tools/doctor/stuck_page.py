@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.tools.watchdog import time_to_diagnosis
-from tests.tools.watchdog.test_stuck import play
+from tests.tools.watchdog.harness import DOCS
+from tests.tools.watchdog.time_to_diagnosis import play
 
-PAGE = Path(__file__).parent.parent.parent.parent / "docs" / "stuck.md"
+PAGE = DOCS / "stuck.md"
 _WHILE_WRAPPING = "idle, backward 0;"  # reports of a machine that is slow to start, not of the scenario
 
 

@@ -11,8 +11,8 @@ from cogapp import Cog
 from docs.learning.quotes import BLOCK, blocks
 from tests.tools.doctor import stuck_page
 from tests.tools.doctor.stuck_page import PAGE, anonymous, excerpt
-from tests.tools.watchdog import test_stuck
 from tests.tools.watchdog.stuck import SCENARIOS
+from tests.tools.watchdog.time_to_diagnosis import default_limit_s
 
 
 def shown_by(function: str) -> dict[str, str]:
@@ -26,20 +26,23 @@ def shown_by(function: str) -> dict[str, str]:
     return outputs
 
 
-def proven() -> list[tuple[str, str]]:
-    """(scenario, pattern of a waiting rank's report), taken from the tests that play the scenarios."""
-    raised = test_stuck.test_waiting_ranks_raise_when_the_faulty_rank_cannot_come.pytestmark[0].args[1]
-    reported = test_stuck.test_one_waiting_rank_reports_where_the_faulty_rank_is.pytestmark[0].args[1]
-    return [*raised, *((name, re.escape(words)) for name, words in reported)]
+PATTERNS = [(name, words) for name, it in SCENARIOS.items() for words in (it.cause, it.end) if words]
 
 
-@pytest.mark.parametrize(("scenario", "pattern"), proven())
+@pytest.mark.parametrize(("scenario", "pattern"), PATTERNS)
 def test_the_page_shows_the_asserted_words(scenario: str, pattern: str) -> None:
     assert re.search(pattern, shown_by("played")[scenario])
 
 
 def test_every_scenario_is_on_the_page() -> None:
     assert SCENARIOS.keys() == shown_by("played").keys()
+
+
+def test_the_page_shows_a_cause_within_20_seconds_for_every_scenario() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) s \|", PAGE.read_text(), re.MULTILINE)
+    assert [name for name, _ in rows] == list(SCENARIOS)
+    assert all(float(seconds) <= 20 for _, seconds in rows)
+    assert default_limit_s() == 10
 
 
 def test_the_doctor_on_the_page_checked_everything() -> None:

@@ -6,6 +6,8 @@ import copy
 import pickle
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,19 +20,73 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.tools.watchdog.bugs import STEPS, adam, batches, network, train
+from tests.tools.watchdog.bugs import STEPS, Detector, adam, batches, network, sharded, train
 
 
-def plain(rank: int) -> None:
+def hooked(hook: Callable[..., Any], state: Any = None) -> nn.Module:
     ddp = DDP(network())
-    train(ddp, adam(ddp), batches(rank))
+    ddp.register_comm_hook(state, hook)
+    return ddp
 
 
-def batch_norm(rank: int) -> None:
-    ddp = DDP(nn.Sequential(network(), nn.BatchNorm1d(4)))
-    train(ddp, adam(ddp), batches(rank))
+def local() -> post_localSGD_hook.PostLocalSGDState:
+    return post_localSGD_hook.PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=5)
 
 
+class Hides(nn.Module):
+    """No tensor is found in its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(square=self.body(x).square)
+
+
+def with_a_frozen_layer() -> nn.Sequential:
+    model = network()
+    model[0].requires_grad_(False)
+    return model
+
+
+def replicas_of_shards() -> nn.Module:
+    """HSDP, with shards of one rank."""
+    return fully_shard(network(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: DDP(network()),
+    "batch_norm": lambda: DDP(nn.Sequential(network(), nn.BatchNorm1d(4))),
+    "low_rank_adapter": lambda: DDP(with_a_frozen_layer()),
+    "compression": lambda: hooked(default_hooks.fp16_compress_hook),
+    "post_local_sgd": lambda: hooked(post_localSGD_hook.post_localSGD_hook, local()),
+    "hidden_output": lambda: DDP(Hides()),
+    "unused_parameters": lambda: DDP(Detector(), find_unused_parameters=True),
+    "static_graph": lambda: DDP(network(), static_graph=True),
+    "shards": lambda: sharded(network()),
+    "replicas_of_shards": replicas_of_shards,
+    "replicated": lambda: replicate(network()),
+}
+
+
+def trains(make: Callable[[], nn.Module]) -> Callable[[int], None]:
+    def script(rank: int) -> None:
+        model = make()
+        train(model, adam(model), batches(rank, 3 * STEPS))
+
+    return script
+
+
+CALM = {name: trains(make) for name, make in MODULES.items()}
+
+
+def calm(script: Callable[[int], None]) -> Callable[[int], None]:
+    CALM[script.__name__] = script
+    return script
+
+
+@calm
 def accumulation(rank: int) -> None:
     ddp = DDP(network())
     optimizer = adam(ddp)
@@ -44,6 +100,7 @@ def accumulation(rank: int) -> None:
                 ddp(x).square().mean().backward()
 
 
+@calm
 def moving_average(rank: int) -> None:
     """A copy of the wrapper on rank 0 alone."""
     ddp = DDP(network())
@@ -56,6 +113,7 @@ def moving_average(rank: int) -> None:
     train(ddp, optimizer, batches(rank), update)
 
 
+@calm
 def gan(rank: int) -> None:
     generator, critic = DDP(network()), DDP(nn.Linear(4, 1))
     optimizers = adam(generator), adam(critic)
@@ -70,13 +128,7 @@ def gan(rank: int) -> None:
         optimizers[0].step()
 
 
-def low_rank_adapter(rank: int) -> None:
-    model = network()
-    model[0].requires_grad_(False)
-    ddp = DDP(model)
-    train(ddp, adam(ddp), batches(rank))
-
-
+@calm
 def local_sgd(rank: int) -> None:
     """No wrapper; parameters are averaged every 8 steps."""
     model = network()
@@ -90,14 +142,7 @@ def local_sgd(rank: int) -> None:
     train(model, adam(model), batches(rank, 3 * STEPS), average)
 
 
-def post_local_sgd(rank: int) -> None:
-    ddp = DDP(network())
-    subgroup = dist.new_subgroups(1)[0]
-    state = post_localSGD_hook.PostLocalSGDState(None, subgroup, start_localSGD_iter=5)
-    ddp.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-    train(ddp, adam(ddp), batches(rank))
-
-
+@calm
 def reduces_by_itself(rank: int) -> None:
     model = network()
 
@@ -110,6 +155,7 @@ def reduces_by_itself(rank: int) -> None:
     copied(batches(rank, 1)[0]).sum().backward()
 
 
+@calm
 def join(rank: int) -> None:
     ddp = DDP(network())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -118,6 +164,7 @@ def join(rank: int) -> None:
             train(ddp, optimizer, batches(10 * epoch + rank, 12 - 3 * rank))
 
 
+@calm
 def join_with_zero(rank: int) -> None:
     ddp = DDP(network())
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.1)
@@ -125,11 +172,13 @@ def join_with_zero(rank: int) -> None:
         train(ddp, optimizer, batches(rank, 12 - 3 * rank))
 
 
+@calm
 def zero(rank: int) -> None:
     ddp = DDP(network())
     train(ddp, ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=1e-2), batches(rank))
 
 
+@calm
 def checkpoint(rank: int) -> None:
     """Rank 0 saves, and all load."""
     ddp = DDP(network())
@@ -144,6 +193,7 @@ def checkpoint(rank: int) -> None:
     train(ddp, optimizer, batches(10 + rank))
 
 
+@calm
 def pickled_wrapper(rank: int) -> None:
     ddp = DDP(network())
     train(ddp, adam(ddp), batches(rank))
@@ -151,6 +201,7 @@ def pickled_wrapper(rank: int) -> None:
     copy.deepcopy(ddp.module)
 
 
+@calm
 def evaluation_on_rank_0(rank: int) -> None:
     ddp = DDP(network())
 
@@ -163,12 +214,7 @@ def evaluation_on_rank_0(rank: int) -> None:
     train(ddp, adam(ddp), batches(rank), evaluate)
 
 
-def compression(rank: int) -> None:
-    ddp = DDP(network())
-    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    train(ddp, adam(ddp), batches(rank))
-
-
+@calm
 def several_groups(rank: int) -> None:
     """Each rank has its own group for statistics, and both train in a second one of all ranks."""
     own = [dist.new_group([one]) for one in range(2)][rank]
@@ -176,18 +222,7 @@ def several_groups(rank: int) -> None:
     train(ddp, adam(ddp), batches(rank), lambda step: dist.all_reduce(torch.ones(1 + rank), group=own))
 
 
-def unused_parameters(rank: int) -> None:
-    model = nn.ModuleDict({"body": network(), "head": nn.Linear(4, 4)})
-    model.forward = lambda x: model["body"](x)  # type: ignore[method-assign]
-    ddp = DDP(model, find_unused_parameters=True)
-    train(ddp, adam(ddp), batches(rank))
-
-
-def static_graph(rank: int) -> None:
-    ddp = DDP(network(), static_graph=True)
-    train(ddp, adam(ddp), batches(rank))
-
-
+@calm
 def two_optimizers(rank: int) -> None:
     ddp = DDP(network())
     layers = [adam(layer) for layer in (ddp.module[0], ddp.module[2])]
@@ -198,6 +233,7 @@ def two_optimizers(rank: int) -> None:
             optimizer.zero_grad()
 
 
+@calm
 def scaled_gradients(rank: int) -> None:
     """Two steps overflow, and are left out."""
     ddp = DDP(network())
@@ -209,6 +245,7 @@ def scaled_gradients(rank: int) -> None:
         scaler.update()
 
 
+@calm
 def an_exception_in_backward(rank: int) -> None:
     ddp = DDP(network())
     optimizer = adam(ddp)
@@ -224,75 +261,8 @@ def an_exception_in_backward(rank: int) -> None:
         optimizer.step()
 
 
+@calm
 def one_batch(rank: int) -> None:
     """Overfits on purpose."""
     ddp = DDP(network())
     train(ddp, adam(ddp), batches(rank, 1) * STEPS)
-
-
-def shards(rank: int) -> None:
-    model = network()
-    for layer in (model[0], model[2]):
-        fully_shard(layer)
-    fully_shard(model)
-    train(model, adam(model), batches(rank, 3 * STEPS))
-
-
-def replicas_of_shards(rank: int) -> None:
-    """HSDP, with shards of one rank."""
-    model = fully_shard(network(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
-    train(model, adam(model), batches(rank, 3 * STEPS))
-
-
-def replicated(rank: int) -> None:
-    model = replicate(network())
-    train(model, adam(model), batches(rank))
-
-
-class Namespace:
-    """An output in which no tensor is found."""
-
-    def __init__(self, loss: Tensor):
-        self.loss = loss
-
-
-def hidden_output(rank: int) -> None:
-    model = network()
-    run = model.forward
-    model.forward = lambda x: Namespace(run(x))  # type: ignore[method-assign, assignment]
-    ddp = DDP(model)
-    train(lambda x: ddp(x).loss, adam(ddp), batches(rank, 2 * STEPS))
-
-
-CALM: dict[str, Callable[[int], None]] = {
-    function.__name__: function
-    for function in (
-        plain,
-        batch_norm,
-        accumulation,
-        moving_average,
-        gan,
-        low_rank_adapter,
-        local_sgd,
-        post_local_sgd,
-        reduces_by_itself,
-        join,
-        join_with_zero,
-        zero,
-        checkpoint,
-        pickled_wrapper,
-        evaluation_on_rank_0,
-        compression,
-        several_groups,
-        unused_parameters,
-        static_graph,
-        two_optimizers,
-        scaled_gradients,
-        an_exception_in_backward,
-        one_batch,
-        shards,
-        replicas_of_shards,
-        replicated,
-        hidden_output,
-    )
-}

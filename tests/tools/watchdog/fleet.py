@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import copy
 from collections.abc import Callable, Mapping
 
 import torch
@@ -12,12 +12,7 @@ from torch import nn
 from minddp.tools.watchdog.check import Check, Finding
 from minddp.tools.watchdog.comparison import NotesComparison
 from minddp.tools.watchdog.drift import DriftCheck
-from minddp.tools.watchdog.misuse import BypassCheck, NamedParams, SameDataCheck
-
-
-def checks_of(params: NamedParams, *, starts_equal: bool) -> dict[str, Check]:
-    drift = DriftCheck(params, starts_equal=starts_equal)
-    return {"drift": drift, "bypass": BypassCheck(params), "same data": SameDataCheck()}
+from minddp.tools.watchdog.misuse import BypassCheck
 
 
 class Fleet:
@@ -30,18 +25,17 @@ class Fleet:
         *,
         starts_equal: bool = True,
         lr_of_rank: Mapping[int, float] | None = None,
-        momentum: float = 0.5,
     ):
-        self.modules = []
-        for _ in range(world_size):
-            torch.manual_seed(0)
-            self.modules.append(make_module())
+        torch.manual_seed(0)
+        module = make_module()
+        self.modules = [copy.deepcopy(module) for _ in range(world_size)]
         self.optimizers = [
-            torch.optim.SGD(module.parameters(), lr=(lr_of_rank or {}).get(rank, 0.125), momentum=momentum)
+            torch.optim.SGD(module.parameters(), lr=(lr_of_rank or {}).get(rank, 0.125), momentum=0.5)
             for rank, module in enumerate(self.modules)
         ]
         self.checks: list[dict[str, Check]] = [
-            checks_of(list(module.named_parameters()), starts_equal=starts_equal) for module in self.modules
+            {"drift": DriftCheck(params, starts_equal=starts_equal), "bypass": BypassCheck(params)}
+            for params in ([*module.named_parameters()] for module in self.modules)
         ]
         store = dist.HashStore()
         self.exchanges = [
@@ -54,8 +48,8 @@ class Fleet:
     def steps(self, number: int = 1, *, act: Callable[[int, int], object] | None = None) -> None:
         """Synchronised steps. `act(step, rank)` is called after backward, when gradients are averaged."""
         for _ in range(number):
-            for rank, step in itertools.product(range(len(self.modules)), [self.num_steps]):
-                self.call(rank, "before_module", step, (torch.ones(2, 8) * (10 * step + rank),), {})
+            step = self.num_steps
+            for rank in range(len(self.modules)):
                 self.call(rank, "first_gradient", step)
                 self.give_gradients(rank, step)
                 if act is not None:
@@ -78,12 +72,16 @@ class Fleet:
         self.optimizers[rank].step()
         self.call(rank, "after_step", self.optimizers[rank])
 
-    def alone(self, number: int, *, averages_every: int = 0) -> None:
-        """Steps that are not synchronised, on other gradients on each rank."""
-        for turn in range(number):
-            for rank in range(len(self.modules)):
-                self.give_gradients(rank, 1000 * turn + rank)
+    def step_alone(self, *seeds: int | None) -> None:
+        """A step that is not synchronised, on gradients of each rank's seed; a rank without one skips it."""
+        for rank, seed in enumerate(seeds):
+            if seed is not None:
+                self.give_gradients(rank, seed)
                 self.optimize(rank)
+
+    def alone(self, number: int, *, averages_every: int = 0) -> None:
+        for turn in range(number):
+            self.step_alone(*(1000 * turn + rank for rank in range(len(self.modules))))
             if averages_every and (turn + 1) % averages_every == 0:
                 self.average()
 
@@ -94,15 +92,19 @@ class Fleet:
             for param in params:
                 param.copy_(mean)
 
-    def exchange(self, turns: int = 4) -> list[Finding]:
+    def heal(self) -> None:
+        """Give all ranks what rank 0 has."""
+        for module, optimizer in zip(self.modules, self.optimizers, strict=True):
+            module.load_state_dict(copy.deepcopy(self.modules[0].state_dict()))
+            optimizer.load_state_dict(copy.deepcopy(self.optimizers[0].state_dict()))
+
+    def exchange(self, turns: int = 4, is_last: bool = False) -> list[Finding]:
         """What rank 0 has found after some turns of all ranks."""
         for _ in range(turns):
             for exchange in reversed(self.exchanges):
-                exchange.turn()
+                exchange.turn(is_last)
         return self.exchanges[0].found
 
     def end(self) -> list[Finding]:
         """What it has found in the end."""
-        for exchange in reversed(self.exchanges):
-            exchange.turn(is_last=True)
-        return self.exchanges[0].found
+        return self.exchange(1, is_last=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from minddp.tools.watchdog import comparison
@@ -44,8 +45,9 @@ def exchanged(*notes_of_ranks: Notes) -> tuple[Scripted, list[list[Finding]]]:
 
 
 def test_what_all_ranks_have_noted_is_compared_by_number_and_rank() -> None:
-    check, _ = exchanged([(0, "a"), (1, "b")], [(0, "c"), (1, "d")])
+    check, found = exchanged([(0, "a"), (1, "b")], [(0, "c"), (1, "d")])
     assert check.seen == [(0, ["a", "c"]), (1, ["b", "d"])]
+    assert [(one.step, one.ranks, one.text) for one in found[0]] == [(0, (1,), "a finding")], "reported once"
 
 
 def test_what_one_rank_has_not_noted_is_left_out() -> None:
@@ -60,11 +62,6 @@ def test_what_only_one_rank_notes_takes_no_more_and_more_memory() -> None:
     assert [number for number, _ in check.seen] == [5, 6]
 
 
-def test_a_finding_is_reported_once() -> None:
-    _, found = exchanged([(0, "a"), (1, "b")], [(0, "c"), (1, "d")])
-    assert [(one.step, one.ranks, one.text) for one in found[0]] == [(0, (1,), "a finding")]
-
-
 def test_notes_that_are_not_compared_any_more_do_not_stay_in_the_store() -> None:
     """Rank 0 leaves first, and has nothing to compare."""
     store = dist.HashStore()
@@ -75,3 +72,12 @@ def test_notes_that_are_not_compared_any_more_do_not_stay_in_the_store() -> None
     for one in exchanges:
         one.turn(is_last=True)
     assert store.num_keys() == before
+
+
+def test_rank_0_waits_for_no_last_notes_that_another_rank_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "LAST_S", 3600.0)
+    store = dist.HashStore()
+    for rank in (1, 0):
+        last = NotesComparison(rank, 2, {"scripted": Scripted([(0, "a")] * (1 - rank))}, store)
+        last.open("test")
+        last.turn(is_last=True)

@@ -9,30 +9,16 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
 
 import minddp
 from minddp.core import unfinished
 from minddp.tools.watchdog import Stuck
-from tests.ranks import RankPool
+from tests.ranks import on_ranks
+from tests.tools.watchdog.harness import run_apart
+from tests.tools.watchdog.stuck import TwoBranches
 
 FAULTY, FAILS_IN, STEPS = 1, 2, 5
 LIMIT_S = 1.0
-
-
-class TwoLayers(nn.Module):
-    """In backward there is an exception between the gradients of the two layers if it `fails`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.fails = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.first(x)
-        if self.fails:
-            hidden.register_hook(lambda grad: 1 / 0)
-        return self.second(hidden)
 
 
 def train(
@@ -44,12 +30,12 @@ def train(
     """
     torch.manual_seed(0)
     ddp = minddp.DistributedDataParallel(
-        TwoLayers(), transport=transport, stuck_after_s=LIMIT_S, bucket_cap_mb=cap_mb, first_bucket_cap_mb=cap_mb
+        TwoBranches(), transport=transport, stuck_after_s=LIMIT_S, bucket_cap_mb=cap_mb, first_bucket_cap_mb=cap_mb
     )
     torch.manual_seed(1 + rank)
     trail: list[Any] = []
     ended = "went on"
-    for number, batch in enumerate(torch.randn(STEPS + (rank in faulty), 2, 3)):
+    for number, batch in enumerate(torch.randn(STEPS + (rank in faulty), 2, 4)):
         ddp.zero_grad()
         is_faulty = rank in faulty and number == FAILS_IN
         if is_faulty and skips:
@@ -68,22 +54,18 @@ def train(
 IN_TWO_BUCKETS, IN_ONE = 1e-5, 25.0
 
 
-def end_by_an_error(world_size: int, transport: str) -> list[tuple[list[Any], str]]:
-    """In ranks of their own: what they leave in their group meets the collectives of whatever comes next."""
-    pool = RankPool(world_size)
-    try:
-        return pool.run(train, [FAULTY], transport, IN_TWO_BUCKETS)
-    finally:
-        pool.kill()
-
-
 def test_an_exception_on_one_rank_is_named_on_all() -> None:
     """Its next all-reduce would meet one of the interrupted backward, of the same size."""
+
+    def play(world_size: int, transport: str) -> list[tuple[list[Any], str]]:
+        """What they leave in their group would meet the collectives of whatever comes next."""
+        return run_apart(world_size, train, [FAULTY], transport, IN_TWO_BUCKETS)
+
     with ThreadPoolExecutor(2) as players:
-        runs = players.map(end_by_an_error, (2, 3), ("process_group", "shared_memory"))
+        runs = players.map(play, (2, 3), ("process_group", "shared_memory"))
     for trail, ended in [of_rank for run in runs for of_rank in run]:
         assert len(trail) == FAILS_IN, "a step after the exception has returned with gradients"
-        assert "An exception has ended backward 3 on rank 1 before the gradients of `first." in ended
+        assert "An exception has ended backward 3 on rank 1 before the gradients of `encoder." in ended
         assert "caught the exception and goes on, test_dropped_backward.py:" in ended
 
 
@@ -102,50 +84,37 @@ def test_a_backward_of_which_nothing_was_launched_may_be_left_out_by_one_rank(ra
     assert interrupted == ranks(2).run(train, [FAULTY], "process_group", IN_ONE, True)
 
 
-def raise_after_the_last_launch(rank: int) -> str:
+@on_ranks(2)
+def test_a_rank_that_raises_after_its_last_launch_does_not_wait_for_half_an_hour(rank: int) -> None:
     """Waits are not watched. The other rank has ended the step as if nothing had happened."""
-    ddp = minddp.DistributedDataParallel(TwoLayers(), stuck_after_s=None)
-    inputs = torch.ones(2, 3, requires_grad=True)
-    if rank == FAULTY:
-        inputs.register_hook(lambda grad: 1 / 0)
+    ddp = minddp.DistributedDataParallel(TwoBranches(), stuck_after_s=None)
+    inputs = torch.ones(2, 4, requires_grad=True)
+    if rank != FAULTY:
+        ddp(inputs * 1).sum().backward()
+        return
+    inputs.register_hook(lambda grad: 1 / 0)
     with mock.patch.object(unfinished, "DROP_LIMIT_S", 0.5):
-        try:
+        with pytest.raises(ZeroDivisionError):
             ddp(inputs * 1).sum().backward()
-            return "stepped"
-        except ZeroDivisionError:
-            try:
-                ddp(inputs)
-            except RuntimeError as error:
-                return str(error)
-    return "went on"
-
-
-def test_a_rank_that_raises_after_its_last_launch_does_not_wait_for_half_an_hour(ranks: Any) -> None:
-    stepped, error = ranks(2).run(raise_after_the_last_launch)
-    assert stepped == "stepped"
-    assert error.startswith("An exception has ended backward 1 on rank 1. The next forward drops")
-    assert "Rank 0 has not come within 0.5 s" in error
-
-
-def copy_alone_and_drop(rank: int, stuck_after_s: float | None) -> str:
-    """Rank 0 alone copies a wrapper, as for a moving average; the next wrapper drops a backward on all ranks."""
-    first = minddp.DistributedDataParallel(TwoLayers(), transport="process_group", stuck_after_s=stuck_after_s)
-    copied = copy.deepcopy(first) if rank == 0 else None
-    ddp = minddp.DistributedDataParallel(TwoLayers(), transport="process_group", stuck_after_s=stuck_after_s)
-    inputs = torch.ones(2, 3, requires_grad=True)
-    handle = inputs.register_hook(lambda grad: 1 / 0)
-    with mock.patch.object(unfinished, "DROP_LIMIT_S", 2.0):
-        try:
-            ddp(inputs * 1).sum().backward()
-        except ZeroDivisionError:
-            handle.remove()
-            ddp(inputs * 1).sum().backward()
-    del copied
-    return "went on"
+        with pytest.raises(RuntimeError, match="has ended backward 1 on rank 1") as error:
+            ddp(inputs)
+    assert "Rank 0 has not come within 0.5 s" in str(error.value)
 
 
 @pytest.mark.parametrize("stuck_after_s", [1.0, None])
-def test_a_copy_on_one_rank_alone_changes_no_name_of_later_wrappers(
-    ranks: Any, stuck_after_s: float | None
-) -> None:
-    assert ranks(2).run(copy_alone_and_drop, stuck_after_s) == ["went on"] * 2
+@on_ranks(2)
+def test_a_copy_on_one_rank_alone_changes_no_name_of_later_wrappers(rank: int, stuck_after_s: float | None) -> None:
+    """Rank 0 alone copies a wrapper, as for a moving average; the next wrapper drops a backward on all ranks."""
+    first, ddp = (
+        minddp.DistributedDataParallel(TwoBranches(), transport="process_group", stuck_after_s=stuck_after_s)
+        for _ in range(2)
+    )
+    copied = copy.deepcopy(first) if rank == 0 else None
+    inputs = torch.ones(2, 4, requires_grad=True)
+    handle = inputs.register_hook(lambda grad: 1 / 0)
+    with mock.patch.object(unfinished, "DROP_LIMIT_S", 2.0):
+        with pytest.raises(ZeroDivisionError):
+            ddp(inputs * 1).sum().backward()
+        handle.remove()
+        ddp(inputs * 1).sum().backward()
+    del copied

@@ -15,6 +15,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 import minddp
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import Scales
+from tests.ranks import of_all_ranks, on_ranks
 
 STEPS, BAD_STEP = 4, 2
 
@@ -82,98 +83,87 @@ CASES: dict[str, tuple[dict[int, tuple[str, float]], dict[str, Any]]] = {
 }
 
 
-def _plays(rank: int, cases: list[str]) -> list[tuple[list[str], bool, bool]]:
-    """Errors; are the weights those of a run without that step and the test; and are they finite?"""
-    outcomes = []
-    for case in cases:
-        bad, options = CASES[case]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            errors, weights = train(rank, bad, {**options, "check_finite": True}, hook=case == "small buckets")
-            _, without = train(rank, {}, {**options, "check_finite": False}, hook=case == "small buckets")
-        are_finite = all(bool(weight.isfinite().all()) for weight in weights)
-        outcomes.append((errors, all(map(torch.equal, weights, without)), are_finite))
-    return outcomes
+@pytest.mark.parametrize("case", CASES)
+@on_ranks(3)
+def test_every_rank_names_the_gradient_and_goes_on_with_equal_bits(rank: int, case: str) -> None:
+    """The weights are those of a run without that step and the test."""
+    bad, options = CASES[case]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (error,), weights = train(rank, bad, {**options, "check_finite": True}, hook=case == "small buckets")
+        _, without = train(rank, {}, {**options, "check_finite": False}, hook=case == "small buckets")
+    assert all(map(torch.equal, weights, without))
+    assert all(weight.isfinite().all() for weight in weights)
+    assert of_all_ranks(error) == [error] * 3
+    assert error.startswith(f"In backward {BAD_STEP + 1}, before averaging, ")
+    for offender, (name, value) in bad.items():
+        assert f"rank {offender}'s gradient of `{name}` (bucket " in error
+        assert f"has {'NaN' if math.isnan(value) else 'infinity'}" in error
+    assert error.count("'s gradient of") == len(bad)
 
 
-def test_every_rank_names_the_gradient_and_goes_on_with_equal_bits(ranks: Any) -> None:
-    of_rank = ranks(3).run(_plays, list(CASES))
-    for case, *outcomes in zip(CASES, *of_rank, strict=True):
-        bad, _ = CASES[case]
-        assert outcomes[0] == outcomes[1] == outcomes[2], case
-        (error,), same_bits, is_finite = outcomes[0]
-        assert is_finite, case
-        assert same_bits, case
-        assert error.startswith(f"In backward {BAD_STEP + 1}, before averaging, "), (case, error)
-        for rank, (name, value) in bad.items():
-            kind = "NaN" if math.isnan(value) else "infinity"
-            assert f"rank {rank}'s gradient of `{name}` (bucket " in error, (case, error)
-            assert f"has {kind}" in error, (case, error)
-        assert error.count("'s gradient of") == len(bad), (case, error)
-
-
-def _weighs_nothing(rank: int) -> list[str]:
-    ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), check_finite=True)
-    errors = []
-    for weights in ((1.0, 0.0), (1.0, 1.0)):
-        ddp.weigh(weights[rank])
-        try:
-            ddp(torch.full((1, 2), NAN if rank == 1 else 1.0)).sum().backward()
-        except FloatingPointError as error:
-            errors.append(str(error))
-        ddp.zero_grad()
-    return errors
-
-
-def test_a_rank_of_weight_0_is_not_tested(ranks: Any) -> None:
-    for (error,) in ranks(2).run(_weighs_nothing):
-        assert "In backward 2, before averaging, rank 1's" in error
-
-
-def _joins(rank: int) -> list[str]:
-    ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), check_finite=True)
-    errors = []
+def error_of(ddp: nn.Module, value: float) -> str:
+    """That of a step on inputs of this `value`, if there is one."""
     try:
-        with ddp.join():
-            for step in range(2 + 2 * rank):
-                ddp(torch.full((1, 2), NAN if step == 3 else 1.0)).sum().backward()
-                ddp.zero_grad()
+        ddp(torch.full((1, 2), value)).sum().backward()
     except FloatingPointError as error:
-        errors.append(str(error))
-    return errors
+        return str(error)
+    finally:
+        ddp.zero_grad()
+    return ""
 
 
-def test_a_rank_that_has_joined_raises_too(ranks: Any) -> None:
-    first, second = ranks(2).run(_joins)
-    assert first == second
-    assert "rank 1's gradient of `weight` (bucket 0) has NaN. " in first[0]
+def checked(**options: Any) -> minddp.DistributedDataParallel:
+    return minddp.DistributedDataParallel(nn.Linear(2, 2), check_finite=True, **options)
 
 
-def _in_low_precision(rank: int) -> str:
-    low = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), mixed_precision=low, check_finite=True)
-    with pytest.raises(FloatingPointError) as error:
-        ddp(torch.full((1, 2), NAN if rank == 1 else 1.0)).sum().backward()
-    return str(error.value)
+@on_ranks(2)
+def test_a_rank_of_weight_0_is_not_tested(rank: int) -> None:
+    ddp, value = checked(), NAN if rank == 1 else 1.0
+    ddp.weigh(1.0 - rank)
+    assert error_of(ddp, value) == ""
+    ddp.weigh(1.0)
+    assert "In backward 2, before averaging, rank 1's" in error_of(ddp, value)
 
 
-def test_low_precision(ranks: Any) -> None:
-    for text in ranks(2).run(_in_low_precision):
-        assert "rank 1's gradient of `weight` (bucket 0) has NaN. " in text
+@on_ranks(2)
+def test_a_rank_that_has_joined_raises_too(rank: int) -> None:
+    ddp = checked()
+    with (
+        pytest.raises(FloatingPointError, match=r"rank 1's gradient of `weight` \(bucket 0\) has NaN\. "),
+        ddp.join(),
+    ):
+        for step in range(2 + 2 * rank):
+            ddp(torch.full((1, 2), NAN if step == 3 else 1.0)).sum().backward()
+            ddp.zero_grad()
 
 
-def _accumulates(rank: int) -> str:
-    ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), check_finite=True)
+@on_ranks(2)
+def test_low_precision(rank: int) -> None:
+    ddp = checked(mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    assert "rank 1's gradient of `weight` (bucket 0) has NaN. " in error_of(ddp, NAN if rank == 1 else 1.0)
+
+
+@on_ranks(2)
+def test_what_is_accumulated_is_tested_when_it_is_reduced(rank: int) -> None:
+    ddp = checked()
     with ddp.no_sync():
         ddp(torch.full((1, 2), NAN)).sum().backward()
-    with pytest.raises(FloatingPointError) as error:
-        ddp(torch.ones(1, 2)).sum().backward()
-    return str(error.value)
+    text = error_of(ddp, 1.0)
+    assert "rank 0's gradient of `weight` (bucket 0) has NaN and rank 1's gradient of `weight`" in text
 
 
-def test_what_is_accumulated_is_tested_when_it_is_reduced(ranks: Any) -> None:
-    for text in ranks(2).run(_accumulates):
-        assert "rank 0's gradient of `weight` (bucket 0) has NaN and rank 1's gradient of `weight`" in text
+@on_ranks(2)
+def test_what_it_excludes(rank: int) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    named = [("1.bias", net[1].bias)]
+    delayed = {"delay_all_reduce_named_params": named, "param_to_hook_all_reduce": net[0].weight}
+    with pytest.raises(ValueError, match="`delay_all_reduce_named_params` and `check_finite` exclude each other"):
+        minddp.DistributedDataParallel(net, **delayed, check_finite=True)
+    with pytest.raises(RuntimeError, match="`check_finite` is True on rank 0, but not given on rank 1"):
+        minddp.DistributedDataParallel(net, check_finite=rank == 0)
+    with pytest.raises(ValueError, match="overlap_optimizer"):
+        checked().overlap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
 
 
 # ------------------------------------------------------------------ without ranks
@@ -206,28 +196,3 @@ def test_what_an_interrupted_backward_has_found_is_forgotten() -> None:
     ddp.reducer.ensure_finished()
     ddp.reducer.adopt(ddp.reducer.store.plan)  # the old buckets keep their contents
     ddp.step(torch.ones(1))
-
-
-def _refuses(rank: int) -> list[str]:
-    texts = []
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    named = [("1.bias", net[1].bias)]
-    for options in (
-        {"delay_all_reduce_named_params": named, "param_to_hook_all_reduce": net[0].weight, "check_finite": True},
-        {"check_finite": rank == 0},
-    ):
-        with pytest.raises((ValueError, RuntimeError)) as error:
-            minddp.DistributedDataParallel(net, **options)
-        texts.append(str(error.value))
-    ddp = minddp.DistributedDataParallel(net, check_finite=True)
-    with pytest.raises(ValueError, match="overlap_optimizer") as error:
-        ddp.overlap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
-    return texts
-
-
-def test_what_it_excludes(ranks: Any) -> None:
-    for delayed, disagreeing in ranks(2).run(_refuses):
-        assert delayed == (
-            "`delay_all_reduce_named_params` and `check_finite` exclude each other: leave one of them out."
-        )
-        assert "`check_finite` is True on rank 0, but not given on rank 1" in disagreeing

@@ -1,4 +1,4 @@
-"""Trainings that go wrong in silence, by three real ranks: what rank 0 reports."""
+"""Trainings that go wrong in silence, by real ranks with minddp's wrapper: what rank 0 reports."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -25,44 +26,60 @@ from minddp.tools.watchdog.comparison import NotesComparison
 from minddp.tools.watchdog.drift import DriftCheck
 from minddp.tools.watchdog.guard import Guard
 from tests.fakes import FakeTransport
-from tests.ranks import RankPool, take_findings
-from tests.tools.watchdog.drifting import SCENARIOS, close, findings, reports, sgd, train, wrap
-from tests.tools.watchdog.fleet import checks_of
-from tests.tools.watchdog.guard_page import PAGE
+from tests.ranks import RankPool, on_ranks, take_findings
+from tests.tools.watchdog import bugs, calm
+from tests.tools.watchdog.bugs import BUGS, OF_A_WRAPPER, adam, batches, network, train
+from tests.tools.watchdog.calm import CALM
+from tests.tools.watchdog.harness import DOCS, close, reports
 
-EXPECTED = [
-    ("another_learning_rate", "`lr of group 0` is 0.1 on ranks 0 and 2, but 0.2 on rank 1"),
-    ("checkpoint_on_one_rank", "Rank 0 has other values of `0.weight`, `1.weight`"),
-    ("optimizer_of_one_rank", "the optimizer's state differs (only one rank has loaded a checkpoint"),
-    (
-        "write_on_one_rank",
-        "equal in step 12, different in step 13). The averaged gradients were equal, and no hyperparameter",
-    ),
-    ("bare_module", "Gradients are not averaged: 20 optimizer steps"),
-    ("no_sync_for_good", "Gradients are not averaged: 20 optimizer steps"),
-    ("every_fifth_step_alone", "An optimizer made 2 steps for 1 synchronised backward"),
-    ("hook_that_forgets", "the communication hook `"),
-    ("same_data", "All 3 ranks train on the same data"),
-]
+ON_THREE_RANKS = OF_A_WRAPPER | {
+    name: BUGS[name]
+    for name in (
+        "forward_of_the_unwrapped_model",
+        "no_sync_that_never_ends",
+        "a_method_of_the_module",
+        "another_learning_rate",
+        "a_checkpoint_of_rank_0",
+        "same_data",
+    )
+}
 
 
-@pytest.mark.parametrize(("name", "words"), EXPECTED)
-def test_rank_0_reports_what_is_wrong(ranks: Callable[[int], RankPool], name: str, words: str) -> None:
+def wrap(module: nn.Module | None = None, **options: Any) -> minddp.DistributedDataParallel:
+    return minddp.DistributedDataParallel(network() if module is None else module, **options)
+
+
+def findings(rank: int, name: str) -> list[str]:
+    """What this rank reports of a training until the end of its wrapper."""
+    wrappers = []
+
+    def wrap_and_keep(module: nn.Module) -> minddp.DistributedDataParallel:
+        wrappers.append(wrap(module))
+        return wrappers[-1]
+
+    with (
+        reports() as logged,
+        mock.patch.object(bugs, "DDP", wrap_and_keep),
+        mock.patch.object(calm, "DDP", wrap_and_keep),
+    ):
+        (CALM.get(name) or ON_THREE_RANKS[name][0])(rank)
+        dist.barrier()
+        for ddp in wrappers:
+            close(ddp)
+    return [*logged]
+
+
+@pytest.mark.parametrize("name", ON_THREE_RANKS)
+def test_rank_0_reports_what_is_wrong(ranks: Callable[[int], RankPool], name: str) -> None:
     (text,), *others = ranks(3).run(findings, name)
-    assert words in text
+    assert all(words in text for words in ON_THREE_RANKS[name][1]), text
     assert others == [[], []]
     assert ranks(3).run(take_findings)[0][-1] == text  # what a search for false alarms looks at
-    assert f"```text\n{text}\n```" in PAGE.read_text(), (
-        "docs/guard.md is stale; see tests/tools/watchdog/guard_page.py"
-    )
+    assert f"```text\n{text}\n```" in (DOCS / "guard.md").read_text(), "stale; see tests/tools/watchdog/pages.py"
 
 
 def test_calm_training_is_reported_by_no_rank(ranks: Callable[[int], RankPool]) -> None:
-    assert ranks(3).run(findings, "calm") == [[], [], []]
-
-
-def test_every_scenario_is_expected_to_say_something() -> None:
-    assert {name for name, _ in EXPECTED} == SCENARIOS.keys() - {"calm"}
+    assert ranks(3).run(findings, "batch_norm") == [[], [], []]
 
 
 def guards_threads() -> set[threading.Thread]:
@@ -70,61 +87,51 @@ def guards_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "minddp/guard"}
 
 
-def guards_of_copies(rank: int) -> tuple[list[str], int]:
+@on_ranks(2)
+def test_a_copy_on_one_rank_is_compared_with_nothing(rank: int) -> None:
     """Rank 0 alone makes a copy, as for an average of the weights, and changes it."""
     before = guards_threads()
     with reports() as logged:
         ddp = wrap()
         if rank == 0:
             average = copy.deepcopy(ddp)
-            with torch.no_grad():
-                average.module[0].weight.zero_()
-        other = wrap()
-        train(rank, other, sgd(other))
-        train(rank, ddp, sgd(ddp))
-        for wrapper in (ddp, other):
+            average.module[0].weight.data.zero_()
+        for wrapper in (wrap(), ddp):
+            train(wrapper, adam(wrapper), batches(rank))
             close(wrapper)
-    return logged, len(guards_threads() - before)
+    assert [*logged] == []
+    assert guards_threads() <= before
 
 
-def test_a_copy_on_one_rank_is_compared_with_nothing(ranks: Callable[[int], RankPool]) -> None:
-    assert ranks(2).run(guards_of_copies) == [([], 0), ([], 0)]
-
-
-def guards_after_a_join(rank: int) -> list[str]:
+@on_ranks(2)
+def test_after_a_join_wrappers_are_compared_with_themselves(rank: int) -> None:
     """Rank 0 has no input under the `join` of the first of three wrappers."""
     with reports() as logged:
         for number, steps in enumerate(([0, 2], [2, 1], [2, 2])):
             ddp = wrap()
-            with torch.no_grad():
-                ddp.module[0].weight.fill_(number)  # equal on all ranks, and different in each wrapper
+            ddp.module[0].weight.data.fill_(number)  # equal on all ranks, and different in each wrapper
             with ddp.join():
-                for _ in range(steps[rank]):
-                    ddp(torch.randn(8, 16)).square().mean().backward()
+                train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.0), batches(rank, steps[rank]))
             close(ddp)
-    return logged
-
-
-def test_after_a_join_wrappers_are_compared_with_themselves(ranks: Callable[[int], RankPool]) -> None:
-    assert ranks(2).run(guards_after_a_join) == [[], []]
+    assert [*logged] == []
 
 
 def epoch_after_a_join(rank: int, momentum: float, synchronizes: bool) -> tuple[list[str], list[bytes]]:
     """Rank 1 runs out of inputs first. What minddp reports, and the final weights by both wrappers."""
     weights = []
     with reports() as logged:
-        for wrapper in (wrap(), nn.parallel.DistributedDataParallel(wrap(on_drift=None).module)):
+        for wrapper in (wrap(), nn.parallel.DistributedDataParallel(network())):
             optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1, momentum=momentum)
             with wrapper.join():
-                train(rank, wrapper, optimizer, steps=4 - 2 * rank)
+                train(wrapper, optimizer, batches(rank, 4 - 2 * rank))
             if synchronizes:
-                minddp.DistributedDataParallel(wrapper.module, on_drift=None).synchronize(optimizer=optimizer)
-            train(rank, wrapper, optimizer)
+                wrap(wrapper.module, on_drift=None).synchronize(optimizer=optimizer)
+            train(wrapper, optimizer, batches(10 + rank))
             weights.append(b"".join(param.detach().numpy().tobytes() for param in wrapper.parameters()))
             dist.barrier()
             if isinstance(wrapper, minddp.DistributedDataParallel):
                 close(wrapper)
-    return logged, weights
+    return [*logged], weights
 
 
 @pytest.mark.parametrize(("momentum", "synchronizes"), [(0.9, False), (0.9, True), (0.0, False)])
@@ -140,23 +147,20 @@ def test_after_a_join_replicas_that_differ_are_reported_and_no_others(
     assert len(found) == differ
 
 
-def threads_left(rank: int) -> list[bool]:
-    """Whether there is none, before, in and after training."""
+@on_ranks(2)
+def test_the_thread_begins_with_training_and_ends_with_the_guard(rank: int) -> None:
     before = guards_threads()
     ddp = wrap()
-    seen = [guards_threads() <= before]
-    train(rank, ddp, sgd(ddp))
-    seen.append(guards_threads() <= before)
+    assert guards_threads() <= before
+    train(ddp, adam(ddp), batches(rank))
+    assert not guards_threads() <= before
     close(ddp)
-    return [*seen, guards_threads() <= before]
+    assert guards_threads() <= before
 
 
-def test_the_thread_begins_with_training_and_ends_with_the_guard(ranks: Callable[[int], RankPool]) -> None:
-    assert ranks(2).run(threads_left) == [[True, False, True]] * 2
-
-
-def parameters_left(rank: int) -> int:
-    """How many parameters outlive their wrapper while the guard's thread makes its last turn."""
+@on_ranks(2)
+def test_a_wrapper_that_is_gone_keeps_no_memory(rank: int) -> None:
+    """Also while the guard's thread makes its last turn."""
     goes_on, turn, others = threading.Event(), NotesComparison.turn, guards_threads()
 
     def long_turn(exchange: NotesComparison, is_last: bool = False) -> None:
@@ -165,7 +169,7 @@ def parameters_left(rank: int) -> int:
 
     with mock.patch.object(NotesComparison, "turn", long_turn):
         ddp = wrap()
-        train(rank, ddp, sgd(ddp))
+        train(ddp, adam(ddp), batches(rank))
         params = [weakref.ref(param) for param in ddp.parameters()]
         del ddp
         gc.collect()
@@ -173,24 +177,7 @@ def parameters_left(rank: int) -> int:
         (thread,) = guards_threads() - others  # it has not ended yet
         goes_on.set()
         thread.join(10)
-    return left
-
-
-def test_a_wrapper_that_is_gone_keeps_no_memory(ranks: Callable[[int], RankPool]) -> None:
-    assert ranks(2).run(parameters_left) == [0, 0]
-
-
-def test_checks_that_are_abandoned_refer_to_no_parameter() -> None:
-    params = [(str(place), nn.Parameter(torch.ones(100))) for place in range(4)]
-    seen = [weakref.ref(param) for _, param in params]
-    checks = checks_of(list(params), starts_equal=True)
-    exchange = NotesComparison(0, 2, checks, dist.HashStore())
-    params.clear()
-    gc.collect()
-    assert all(param() is not None for param in seen)
-    exchange.abandon()
-    gc.collect()
-    assert all(param() is None for param in seen)
+    assert left == 0
 
 
 class Steps(Check):
@@ -247,29 +234,19 @@ def guard_of(param: nn.Parameter, steps: Check) -> Guard:
     return Guard([("weight", param)], FakeTransport(2, store=dist.HashStore()), {"steps": steps})
 
 
-def test_a_check_that_fails_ends_itself_and_not_the_training(ranks: Callable[[int], RankPool]) -> None:
-    for logged in ranks(2).run(with_a_broken_check):
-        assert logged == ["A check of the guard has failed and is left out from now on."]
-
-
-def fails(check: DriftCheck) -> None:
-    raise ArithmeticError
-
-
-def with_a_broken_check(rank: int) -> list[str]:
-    with reports() as logged, mock.patch.object(DriftCheck, "post_backward", fails):
+@on_ranks(2)
+def test_a_check_that_fails_ends_itself_and_not_the_training(rank: int) -> None:
+    with reports() as logged, mock.patch.object(DriftCheck, "post_backward", side_effect=ArithmeticError):
         ddp = wrap()
-        train(rank, ddp, sgd(ddp))
+        train(ddp, adam(ddp), batches(rank))
         close(ddp)
-    return logged
+    assert [*logged] == ["A check of the guard has failed and is left out from now on."]
 
 
-def test_on_drift_none_has_no_guard(ranks: Callable[[int], RankPool]) -> None:
-    assert ranks(2).run(has_guard) == [(False, True)] * 2
-
-
-def has_guard(rank: int) -> tuple[bool, bool]:
-    return wrap(on_drift=None).guard is not None, wrap().guard is not None
+@on_ranks(2)
+def test_on_drift_none_has_no_guard(rank: int) -> None:
+    assert wrap(on_drift=None).guard is None
+    assert wrap().guard is not None
 
 
 def num_calls(run: Callable[[], object]) -> int:
@@ -292,23 +269,19 @@ def num_calls(run: Callable[[], object]) -> int:
     return len(entered)
 
 
-def calls_for_each_parameter(rank: int, find_unused: bool, no_sync: bool) -> list[float]:
+@pytest.mark.parametrize(("find_unused", "no_sync"), [(False, False), (True, False), (False, True)])
+@on_ranks(2)
+def test_in_backward_few_functions_are_called_for_each_parameter(
+    rank: int, find_unused: bool, no_sync: bool
+) -> None:
     """In backwards 3 to 6, all of which the guard samples."""
     calls, num_layers = [], (10, 110)
     for layers in num_layers:
         module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
         ddp = minddp.DistributedDataParallel(module, find_unused_parameters=find_unused)
-        assert ddp.guard is not None
         with ddp.no_sync() if no_sync else contextlib.nullcontext():
             calls.append([num_calls(ddp(torch.ones(2, 4)).sum().backward) for _ in range(6)][2:])
         close(ddp)
     more_params = 2 * (num_layers[1] - num_layers[0])
-    return [(of_many - of_few) / more_params for of_few, of_many in zip(*calls, strict=True)]
-
-
-@pytest.mark.parametrize(("find_unused", "no_sync"), [(False, False), (True, False), (False, True)])
-def test_in_backward_few_functions_are_called_for_each_parameter(
-    ranks: Callable[[int], RankPool], find_unused: bool, no_sync: bool
-) -> None:
-    for of_steps in ranks(2).run(calls_for_each_parameter, find_unused, no_sync):
-        assert max(of_steps) < 5.5, of_steps
+    of_steps = [(of_many - of_few) / more_params for of_few, of_many in zip(*calls, strict=True)]
+    assert max(of_steps) < 5.5, of_steps

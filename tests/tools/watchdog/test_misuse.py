@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -23,57 +22,50 @@ def test_a_wrapper_that_never_runs_is_noticed_before_it_is_too_late() -> None:
     assert "Call the wrapper, not `ddp.module`" in finding.text
 
 
-def test_a_script_may_average_parameters_from_time_to_time() -> None:
-    fleet = Fleet(2)
+def averages_parameters(fleet: Fleet) -> None:
     fleet.alone(2 * ALONE, averages_every=8)
-    assert fleet.exchange() == []
 
 
-def test_a_script_may_average_gradients_itself() -> None:
-    fleet = Fleet(2)
+def averages_gradients(fleet: Fleet) -> None:
     for step in range(2 * ALONE):
-        for rank in range(2):
-            fleet.give_gradients(rank, step)
-            fleet.optimize(rank)
-    assert fleet.exchange() == []
+        fleet.step_alone(step, step)
 
 
-def test_ranks_that_average_themselves_may_make_other_numbers_of_steps() -> None:
-    """Rank 1 skips the first two steps, and then takes over what rank 0 has."""
-    fleet = Fleet(2)
+def skips_two_steps(fleet: Fleet) -> None:
+    """Rank 1 skips the first two, and then takes over what rank 0 has."""
     for step in range(2 * ALONE):
         if step == 2:
-            fleet.modules[1].load_state_dict(fleet.modules[0].state_dict())
-            fleet.optimizers[1].load_state_dict(copy.deepcopy(fleet.optimizers[0].state_dict()))
-        for rank in range(2):
-            if step >= 2 or rank == 0:
-                fleet.give_gradients(rank, step)
-                fleet.optimize(rank)
-    assert fleet.exchange() == []
+            fleet.heal()
+        fleet.step_alone(step, step if step >= 2 else None)
 
 
-def test_two_optimizers_of_one_module_count_apart() -> None:
-    fleet = Fleet(2)
-    others = [type(optimizer)(optimizer.param_groups[0]["params"], lr=0.5) for optimizer in fleet.optimizers]
+def has_two_optimizers(fleet: Fleet) -> None:
+    """They count apart."""
+    first = fleet.optimizers
+    second = [type(optimizer)(optimizer.param_groups[0]["params"], lr=0.5) for optimizer in first]
     for _ in range(ALONE // 2 + 1):
-        for rank in range(2):
-            fleet.give_gradients(rank, rank)
-            fleet.optimize(rank)
-            fleet.optimizers[rank], others[rank] = others[rank], fleet.optimizers[rank]
-            fleet.optimize(rank)
-            fleet.optimizers[rank], others[rank] = others[rank], fleet.optimizers[rank]
+        for fleet.optimizers in (first, second):
+            fleet.step_alone(0, 1)
+
+
+@pytest.mark.parametrize("train", [averages_parameters, averages_gradients, skips_two_steps, has_two_optimizers])
+def test_a_script_may_average_by_itself(train: Callable[[Fleet], None]) -> None:
+    fleet = Fleet(2)
+    train(fleet)
     assert fleet.exchange() == []
 
 
-def test_forwards_that_are_all_within_no_sync_are_named() -> None:
-    for outside, words in ((0, "Every forward since was within `no_sync`"), (1, "Call the wrapper")):
-        fleet = Fleet(2)
-        for rank in range(2):
-            for synchronises in [False] * ALONE + [True] * outside:
-                fleet.call(rank, "post_forward", synchronises)
-        fleet.alone(ALONE)
-        (finding,) = fleet.exchange()
-        assert words in finding.text
+@pytest.mark.parametrize(
+    ("outside", "words"), [(0, "Every forward since was within `no_sync`"), (1, "Call the wrap")]
+)
+def test_forwards_that_are_all_within_no_sync_are_named(outside: int, words: str) -> None:
+    fleet = Fleet(2)
+    for rank in range(2):
+        for synchronises in [False] * ALONE + [True] * outside:
+            fleet.call(rank, "post_forward", synchronises)
+    fleet.alone(ALONE)
+    (finding,) = fleet.exchange()
+    assert words in finding.text
 
 
 # ---------------------------------------------------------------------- the same data
@@ -96,6 +88,7 @@ def test_equal_batches_on_all_ranks_are_named_once() -> None:
     (text,) = found(lambda step, rank: torch.arange(16) + step)
     assert "All 3 ranks train on the same data" in text
     assert "DistributedSampler" in text
+    assert found(lambda step, rank: torch.arange(16) + step, steps=BATCHES - 1) == [], "a few prove nothing"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +137,3 @@ def test_a_second_epoch_in_the_same_order_is_named() -> None:
 )
 def test_other_orders_are_no_finding(steps: list[int]) -> None:
     assert order_of(steps) == []
-
-
-def test_a_few_equal_batches_prove_nothing() -> None:
-    assert found(lambda step, rank: torch.arange(16) + step, steps=BATCHES - 1) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -44,69 +46,55 @@ def forward(check: SlowRank, synchronises: bool = True) -> None:
     check.post_forward(synchronises)
 
 
+def accumulate(check: SlowRank) -> None:
+    forward(check, synchronises=False)
+
+
 def backward(check: SlowRank, step: int = 1) -> None:
     check.first_gradient(step)
     check.before_unpack()
     check.post_backward()
 
 
-def optimizer(check: SlowRank) -> None:
+def optimize(check: SlowRank, depth: int = 1) -> None:
+    """At a greater `depth` it calls its superclass."""
     check.before_step(OPTIMIZER)
+    if depth > 1:
+        optimize(check, depth - 1)
     check.after_step(OPTIMIZER)
 
 
-def noted_ms(check: SlowRank) -> list[list[float]]:
-    """Step, and milliseconds: between, forward, backward, optimizer, accumulation, waited."""
-    return [[step, *(ns / MS for ns in times)] for step, times in check.take_notes()]
-
-
-# ---------------------------------------------------------------------- what a rank measures
-
-
-def test_a_step_is_divided_among_the_phases_and_waiting(check: SlowRank) -> None:
-    forward(check)  # 1: between, 2: buffers, 4: forward
-    backward(check)  # 8: backward, 16: waits
-    optimizer(check)  # 32: between, 64: optimizer
-    forward(check)  # 128: between, 256: buffers, 512: forward
-    backward(check, 2)
-    first, second = noted_ms(check)
-    assert first == [1, 1, 4, 8, 0, 0, 2 + 16]
-    assert second == [2, 32 + 128, 512, 1024, 64, 0, 256 + 2048]
-    assert check.take_notes() == []
-
-
-def test_what_follows_a_forward_that_is_not_synchronised_is_accumulation(check: SlowRank) -> None:
-    forward(check, synchronises=False)  # 1, 2, 4
-    forward(check)  # 8: backward and data, 16, 32
-    backward(check)  # 64, 128
-    assert noted_ms(check) == [[1, 1, 4 + 32, 64, 0, 8, 2 + 16 + 128]]
-
-
-def test_a_forward_without_backward_counts_as_between(check: SlowRank) -> None:
-    forward(check)  # 1, 2, 4
-    forward(check)  # 8: evaluates, 16, 32
-    backward(check)  # 64, 128
-    assert noted_ms(check) == [[1, 1 + 8, 4 + 32, 64, 0, 0, 2 + 16 + 128]]
-
-
-def test_an_optimizer_that_calls_its_superclass_is_one(check: SlowRank) -> None:
-    check.before_step(OPTIMIZER)  # 1: between
-    optimizer(check)  # 2, 4: optimizer
-    check.after_step(OPTIMIZER)  # 8
-    forward(check)
-    backward(check)
-    assert noted_ms(check)[0][4] == 2 + 4
-
-
-def test_a_backward_that_an_exception_ends_is_no_step(check: SlowRank) -> None:
+def fail(check: SlowRank) -> None:
+    """An exception ends a backward, and the next forward drops it."""
     forward(check)
     check.pre_forward()
-    check.post_backward()  # the next forward drops it
-    check.before_module(2, (), {})
+    check.post_backward()
+
+
+@pytest.mark.parametrize(
+    ("acts", "noted_ms"),
+    [
+        (
+            # 1: between, 2: buffers, 4: forward, 8: backward, 16: waits, 32: between, 64: optimizer, 128: between,
+            # 256: buffers, 512: forward, 1024: backward, 2048: waits
+            [forward, backward, optimize, forward, backward],
+            [[1, 4, 8, 0, 0, 2 + 16], [32 + 128, 512, 1024, 64, 0, 256 + 2048]],
+        ),
+        ([accumulate, forward, backward], [[1, 4 + 32, 64, 0, 8, 2 + 16 + 128]]),  # 8: backward and data
+        ([forward, forward, backward], [[1 + 8, 4 + 32, 64, 0, 0, 2 + 16 + 128]]),  # 8: evaluates
+        ([partial(optimize, depth=2), forward, backward], [[1 + 8 + 16, 64, 128, 2 + 4, 0, 32 + 256]]),
+        ([fail], []),
+        ([fail, forward, backward], [[32, 128, 256, 0, 0, 64 + 512]]),
+    ],
+)
+def test_a_step_is_divided_among_the_phases_and_waiting(
+    check: SlowRank, acts: list[Callable[[SlowRank], None]], noted_ms: list[list[int]]
+) -> None:
+    """Between, forward, backward, optimizer, accumulation, waited."""
+    for act in acts:
+        act(check)
+    assert [[ns / MS for ns in times] for _, times in check.take_notes()] == noted_ms
     assert check.take_notes() == []
-    check.post_forward(True)
-    backward(check, 2)
-    assert [step for step, *_ in noted_ms(check)] == [2]
 
 
 # ---------------------------------------------------------------------- what rank 0 makes of it

@@ -8,26 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from tests.ranks import RankFailure, RankPool
-from tests.tools.watchdog.stuck import FAULTY, SCENARIOS, played
+from tests.tools.watchdog.stuck import FAULTY, SCENARIOS, Played
+from tests.tools.watchdog.time_to_diagnosis import Timed, play, table, time, timed
 
 OTHERS = (0, 2)
+ENDING = [name for name, scenario in SCENARIOS.items() if scenario.end]
 pytestmark = pytest.mark.timeout(300)  # of the fixture, in which 33 processes begin at once
 Outcomes = Mapping[int, str]
-
-
-def play(name: str) -> Outcomes:
-    """The final report of each rank, or how it ended."""
-    pool = RankPool(3, grace_s=60)
-    try:
-        return {rank: str(ended) for rank, ended in enumerate(pool.run(played, name, timeout_s=90))}
-    except RankFailure as failure:
-        return {**failure.reports, **{rank: str(ended) for rank, ended in failure.results.items()}}
-    finally:
-        pool.kill()
 
 
 @pytest.fixture(scope="module")
@@ -36,31 +27,12 @@ def outcomes() -> dict[str, Outcomes]:
         return dict(zip(SCENARIOS, players.map(play, SCENARIOS), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "pattern"),
-    [
-        ("dies", r"Rank 1 has exited; its own output says why\."),
-        ("data_ends_early", r"Rank 1 has exited"),
-        ("raises_in_backward", r"Rank 1 has dropped the module"),
-        ("accumulates_alone", r"Rank 1 has dropped the module"),
-        ("skips_a_step", r"Rank 1 has dropped the module"),
-        ("forgets_to_communicate", r"Rank 1 has dropped the module"),
-        ("branch_on_one_rank", r"Rank 1 has dropped the module"),
-        (
-            "goes_on_after_an_exception",
-            r"ended backward 3 on rank 1 before the gradients of `encoder\.weight`, `encoder\.bias` had arrived\. "
-            r"Its script has caught the exception and goes on, stuck\.py:\d+ in step, "
-            r"but (rank 0 has|rank 2 has|ranks 0 and 2 have) launched further",  # so far, when they were asked
-        ),
-    ],
-)
-def test_waiting_ranks_raise_when_the_faulty_rank_cannot_come(
-    outcomes: dict[str, Outcomes], name: str, pattern: str
-) -> None:
+@pytest.mark.parametrize("name", ENDING)
+def test_waiting_ranks_raise_when_the_faulty_rank_cannot_come(outcomes: dict[str, Outcomes], name: str) -> None:
     for rank in OTHERS:
         report = outcomes[name][rank]
         assert report.startswith("Stuck: "), report
-        assert re.search(pattern, report), report
+        assert re.search(SCENARIOS[name].end or "", report), report
         waits = r"waits? in collective \d+, (all-reduce|communication hook) of 40 float32"
         if name == "goes_on_after_an_exception":  # each has launched as many of its small buckets as it came to
             waits = r" Ranks? [0-2]( and [12]|-2)? waits?( in collective \d+, all-reduce of \d+ float32)?\.\n"
@@ -69,24 +41,10 @@ def test_waiting_ranks_raise_when_the_faulty_rank_cannot_come(
     assert len({outcomes[name][rank].partition("reports:")[0] for rank in OTHERS}) == 1, outcomes[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("sleeps", "Rank 1 is between backwards, at backward 2 of 3, stuck.py:"),
-        (
-            "branch_on_one_rank",
-            "Rank 1 has not produced gradients for `decoder.weight`, `decoder.bias`: ",
-        ),
-        ("raises_in_backward", "Rank 1 is between forward and backward"),
-        ("accumulates_alone", "Rank 1 accumulates under no_sync"),
-        ("skips_a_step", "Rank 1 is between backwards, at backward 4 of 5"),
-    ],
-)
-def test_one_waiting_rank_reports_where_the_faulty_rank_is(
-    outcomes: dict[str, Outcomes], name: str, words: str
-) -> None:
-    reports = [outcomes[name][rank].partition("reports:")[2] for rank in OTHERS]
-    assert any(words in text for text in reports), outcomes[name]
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_waiting_rank_says_what_the_faulty_rank_does(outcomes: dict[str, Outcomes], name: str) -> None:
+    """Gloo ends a process that receives more than it expects; then the survivors say it."""
+    assert any(re.search(SCENARIOS[name].cause, text) for text in outcomes[name].values()), outcomes[name]
 
 
 def test_a_slow_rank_is_waited_for(outcomes: dict[str, Outcomes]) -> None:
@@ -101,8 +59,28 @@ def test_the_rank_with_an_extra_step_waits(outcomes: dict[str, Outcomes]) -> Non
     ), report
 
 
-def test_another_model_is_found_by_its_collectives(outcomes: dict[str, Outcomes]) -> None:
-    """Gloo ends a process that receives more than it expects; the survivors report why."""
-    report = " ".join(outcomes["has_another_model"].values())
-    assert re.search(r"launched all-reduce of 45 float32", report), report
-    assert "The ranks differ in model, options or control flow." in report
+# ---------------------------------------------------------------------- the table in docs/stuck.md
+
+
+def test_a_diagnosis_counts_if_it_names_the_cause() -> None:
+    reports = [(10.1, "All is well."), (20.2, "Rank 1 accumulates under no_sync")]
+    waits = Played("Stuck: Rank 1 has dropped the module.", 61.0, reports)
+    alone = partial(Timed, "accumulates_alone")
+    assert timed("accumulates_alone", [waits, Played(ended_after_s=70.0)]) == alone(20.2, 61.0, 61.0)
+    raised = [Played("Stuck: Rank 1 has exited", 1.5), Played("Stuck: Rank 1 was killed", 2.5)]
+    assert timed("dies", raised) == Timed("dies", 1.5, 1.5, 2.5)
+    assert timed("dies", [Played()]) == Timed("dies", None, None, None)
+
+
+def test_a_table_counts_what_is_named_in_time() -> None:
+    shown = table([Timed("dies", 1.5, 1.5, 2.5), Timed("sleeps", 20.1, None, None)])
+    assert "| `dies` | 1.5 s | 1.5 s to 2.5 s |" in shown
+    assert "| `sleeps` | 20.1 s | go on |" in shown
+    assert shown.endswith("Within 20 s: 1 of 2 scenarios.")
+
+
+def test_a_scenario_is_timed() -> None:
+    found = time("dies")
+    assert found.scenario == "dies"
+    assert found.named_s is not None
+    assert found.first_raised_s is not None

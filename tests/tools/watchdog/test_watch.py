@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -28,101 +27,76 @@ from tests.ranks import RankPool, of_all_ranks, on_ranks
 from tests.tools.watchdog import bugs
 from tests.tools.watchdog.bugs import BUGS, WAITS, adam, batches, network, train
 from tests.tools.watchdog.calm import CALM
+from tests.tools.watchdog.harness import DOCS, Logged, close, patiently, reports, run_apart, wait_until
 
-ROOT = Path(__file__).parents[3]
+ROOT = DOCS.parent
 METHODS = ("_pre_forward", "_post_forward", "_match_all_reduce_for_bwd_pass")
 
 
-class Logged(list[str]):
-    """And when the first of it was logged."""
-
-    first_s = 0.0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.first_s = self.first_s or time.monotonic()
-        self.append(record.getMessage())
-
-
 @contextmanager
-def watching(**settings: Any) -> Iterator[Logged]:
+def watching() -> Iterator[Logged]:
     """What this rank logs while what trains is watched."""
-    logged, handler = Logged(), logging.Handler()
-    handler.emit = logged.emit  # type: ignore[method-assign]
-    log = logging.getLogger("minddp.tools.watchdog")
-    log.addHandler(handler)
-    watch, modules, add = Watch(finds_modules=True, **settings), [], Watch.add
+    modules, add = [], Watch.add
 
     def add_and_keep(self: Watch, module: nn.Module, *optimizer: Any) -> None:
         modules.append(module)  # what is gone compares its last notes some time later
         add(self, module, *optimizer)
 
-    try:
-        with mock.patch.object(Watch, "add", add_and_keep), mock.patch.object(comparison, "LAST_S", 30.0):
+    with reports() as logged, mock.patch.object(Watch, "add", add_and_keep), patiently():
+        watch = Watch(finds_modules=True)
+        try:
             yield logged
             dist.barrier()
+        finally:
             watch.close()
-    finally:
-        watch.close()
-        log.removeHandler(handler)
 
 
-def said_of(rank: int, names: list[str], group: str) -> tuple[dict[str, list[str]], dict[str, float]]:
-    """What this rank logs in each training, and how many seconds after its beginning."""
-    said, seconds = {}, {}
+def said_of(rank: int, names: list[str]) -> dict[str, Logged]:
+    """What this rank logs in each training."""
+    said = {}
     for name in names:
-        began = time.monotonic()
-        with watching() as logged:
-            (BUGS[name][0] if group == "bugs" else CALM[name])(rank)
-        said[name], seconds[name] = [*logged], logged.first_s - began
-    return said, seconds
+        with watching() as said[name]:
+            (CALM.get(name) or BUGS[name][0])(rank)
+    return said
 
 
 @pytest.fixture(scope="module")
-def said(ranks: Callable[[int], RankPool]) -> dict[str, list[str]]:
+def said(ranks: Callable[[int], RankPool]) -> dict[str, Logged]:
     """What rank 0 says of each bug; the others say nothing."""
-    (of_0, _), (of_1, _) = ranks(2).run(said_of, [*BUGS], "bugs")
+    of_0, of_1 = ranks(2).run(said_of, [*BUGS])
     assert not any(of_1.values())
     return of_0
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_each_bug_is_found_and_named(said: dict[str, list[str]], name: str) -> None:
+def test_each_bug_is_found_and_named(said: dict[str, Logged], name: str) -> None:
     (text,) = said[name]
-    for words in BUGS[name][1]:
-        assert words in text
-    assert text in (ROOT / "docs" / "watch.md").read_text(), "stale; see tests/tools/watchdog/watch_page.py"
+    assert all(words in text for words in BUGS[name][1]), text
+    assert text in (DOCS / "watch.md").read_text(), "stale; see tests/tools/watchdog/pages.py"
 
 
 @pytest.mark.slow
 def test_calm_trainings_are_silent(ranks: Callable[[int], RankPool]) -> None:
-    for said, _ in ranks(2).run(said_of, [*CALM], "calm"):
-        assert {name: texts for name, texts in said.items() if texts} == {}
+    for said in ranks(2).run(said_of, [*CALM]):
+        assert {name: [*texts] for name, texts in said.items() if texts} == {}
 
 
-def said_of_a_wait(rank: int, name: str, stuck_after_s: float = 1.0, scale: float = 1.0) -> tuple[list[str], float]:
-    """And how many seconds after the beginning. A rank is busy elsewhere for `scale` times as long."""
-    logged, handler = Logged(), logging.Handler()
-    handler.emit = logged.emit  # type: ignore[method-assign]
-    logging.getLogger("minddp.tools.watchdog").addHandler(handler)
-    watch = Watch(stuck_after_s=stuck_after_s, finds_modules=True)
-    began = time.monotonic()
-    with mock.patch.object(bugs, "BUSY", scale), suppress(RuntimeError):
-        WAITS[name][0](rank)  # a RuntimeError is of gloo, after its time limit
-    watch.close()
-    return [*logged], max(0.0, logged.first_s - began)
+def said_of_a_wait(rank: int, name: str, stuck_after_s: float = 1.0, scale: float = 1.0) -> Logged:
+    """A rank is busy elsewhere for `scale` times as long."""
+    with reports() as logged, mock.patch.object(bugs, "BUSY", scale):
+        watch = Watch(stuck_after_s=stuck_after_s, finds_modules=True)
+        with suppress(RuntimeError):  # of gloo, after its time limit
+            WAITS[name][0](rank)
+        watch.close()
+    return logged
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WAITS)
 def test_each_wait_is_explained(name: str) -> None:
-    pool = RankPool(2, group_timeout_s=10.0)
-    try:
-        (of_0, _), (of_1, _) = pool.run(said_of_a_wait, name)
-    finally:
-        pool.kill()
-    first, *_ = of_0 + of_1
-    for words in WAITS[name][1]:
-        assert words in first.splitlines()[0]
+    of_0, of_1 = run_apart(2, said_of_a_wait, name, group_timeout_s=10.0)
+    line = [*of_0, *of_1][0].splitlines()[0]
+    assert all(words in line for words in WAITS[name][1]), line
 
 
 def weights(rank: int, is_watched: bool) -> tuple[bytes, float]:
@@ -180,11 +154,9 @@ def test_what_cannot_be_watched_is_refused(rank: int) -> None:
 def test_the_wrapper_of_minddp_is_watched_by_its_own_guard(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(network())
     watch = minddp.watch(ddp)
-    with mock.patch.object(comparison, "LAST_S", 30.0):
-        train(ddp, adam(ddp, lr=1e-2 * (1 + rank)), batches(rank))
-        dist.barrier()
-        assert ddp.guard is not None
-        ddp.guard.close()
+    train(ddp, adam(ddp, lr=1e-2 * (1 + rank)), batches(rank))
+    dist.barrier()
+    close(ddp)
     watch.close()
     assert [len(found) for found in of_all_ranks([it.check for it in watch.findings])] == [1, 0]
 
@@ -197,9 +169,7 @@ def test_the_first_finding_ends_the_training_if_asked_for(rank: int, tmp_path: P
     raises = pytest.raises(TrainingGoesWrong, match="they are not averaged") if rank == 0 else nullcontext()
     with mock.patch.object(comparison, "EVERY_S", 0.05), raises:
         train(model, optimizer, batches(rank, 60))  # it may be found before these have ended
-        deadline = time.monotonic() + 60
-        while rank == 0 and not watch.findings and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: rank != 0 or watch.findings)
         optimizer.step()
     if rank == 0:
         (line,) = map(json.loads, file.read_text().splitlines())
@@ -230,59 +200,47 @@ dist.destroy_process_group()
 """
 
 
-def output_of(tmp_path: Path, what: str, *command: str) -> str:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "minddp", *command, str(tmp_path / "script.py"), what],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    return done.stderr
+COMMAND = (sys.executable, "-m", "minddp")
+LAUNCH = ("exec", "--watch", "--", sys.executable)
+
+
+def start(folder: Path, *command: str, **variables: str) -> subprocess.Popen[str]:
+    (folder / "script.py").write_text(SCRIPT)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.Popen([*COMMAND, *command], env=variables, cwd=folder, stderr=subprocess.PIPE, text=True)
+
+
+def output_of(folder: Path, *command: str) -> str:
+    return start(folder, *command).communicate(timeout=300)[1]
 
 
 @pytest.mark.slow
 def test_a_bypass_under_the_command(tmp_path: Path) -> None:
-    file = tmp_path / "found.jsonl"
-    said = output_of(tmp_path, "bypass", "watch", "--watch-json", str(file))
-    assert said.count("20 optimizer steps without a synchronised backward") == 1
-    assert [json.loads(line)["check"] for line in file.read_text().splitlines()] == ["bypass"]
+    said = output_of(tmp_path, "watch", "--watch-json", "found.jsonl", "script.py", "bypass")
+    assert said.count(bugs.NEVER_SYNCHRONISED) == 1
+    lines = (tmp_path / "found.jsonl").read_text().splitlines()
+    assert [json.loads(line)["check"] for line in lines] == ["bypass"]
 
 
 @pytest.mark.slow
 def test_any_launcher(tmp_path: Path) -> None:
-    launcher = ("exec", "--watch", "--", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
-    assert "20 optimizer steps without a synchronised backward" in output_of(tmp_path, "bypass", *launcher)
-    assert "minddp" not in output_of(tmp_path, "calm", *launcher).replace("minddp watch", "")
+    launch = (*LAUNCH, "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py")
+    assert bugs.NEVER_SYNCHRONISED in output_of(tmp_path, *launch, "bypass")
+    assert "minddp" not in output_of(tmp_path, *launch, "calm").replace("minddp watch", "")
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
-    said = output_of(tmp_path, "stops", "watch")
-    assert (
-        "Rank 1 is stopped, by a signal (SIGSTOP, Ctrl-Z) or a debugger; `kill -CONT` lets a process go on." in said
-    )
+    said = output_of(tmp_path, "watch", "script.py", "stops")
+    assert "Rank 1 is stopped, by a signal (SIGSTOP, Ctrl-Z) or a debugger; `kill -CONT` lets a process" in said
 
 
 @pytest.mark.slow
 def test_a_rank_that_dies(tmp_path: Path) -> None:
     """Without a launcher, which would end the other rank, and name the one that died."""
-    (tmp_path / "script.py").write_text(SCRIPT)
     with socket.socket() as free:
         free.bind(("", 0))
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    command = [sys.executable, "-m", "minddp", "exec", "--watch", "--", sys.executable, "script.py", "dies"]
-    started = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **place, "RANK": str(rank), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            cwd=tmp_path,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    started = [start(tmp_path, *LAUNCH, "script.py", "dies", RANK=str(rank), **place) for rank in range(2)]
     said = [process.communicate(timeout=300)[1] for process in started]
     assert "The ranks cannot go on. Rank 1 has exited; its own output says why." in said[0]

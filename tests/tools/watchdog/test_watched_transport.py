@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import datetime
-import logging
-import pickle
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from minddp.tools.watchdog import RankState, Stuck
+from minddp.platform import store as store_module
+from minddp.tools.watchdog import RankState, Stuck, inquiry
 from minddp.tools.watchdog.inquiry import Inquiry
-from minddp.tools.watchdog.rank_state import EXITED
+from minddp.tools.watchdog.rank_state import EXITED, LEFT, SILENT
 from minddp.tools.watchdog.watched_transport import WatchedTransport, _WatchedWork
 from tests.fakes import FakeTransport
+from tests.tools.watchdog.harness import Logged, reports
 from tests.tools.watchdog.test_diagnosis import collectives, elsewhere, state
 
 LIMIT_S = 10.0
-
-
-class Module:
-    def state(self) -> RankState:
-        return RankState()
 
 
 class Ranks:
@@ -33,9 +31,9 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: dict[int, RankState | str] = {0: state(0), 1: elsewhere(1)}
         self.num_asked = 0
-        self.module, self.store = Module(), dist.HashStore()
+        self.store = dist.HashStore()
         monkeypatch.setattr(Inquiry, "ask", lambda _inquiry, is_over: self._ask())
-        monkeypatch.setattr("minddp.tools.watchdog.inquiry.READ_EVERY_S", 0.01)
+        monkeypatch.setattr(inquiry, "READ_EVERY_S", 0.01)
 
     def _ask(self) -> dict[int, RankState | str]:
         self.num_asked += 1
@@ -43,7 +41,7 @@ class Ranks:
 
     def transport(self, rank: int = 0) -> WatchedTransport:
         over = FakeTransport(2, rank=rank, store=self.store)
-        return WatchedTransport(over, self.store, LIMIT_S, self.module.state)
+        return WatchedTransport(over, self.store, LIMIT_S, RankState)
 
 
 @pytest.fixture
@@ -52,32 +50,29 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
 
 
 @pytest.fixture
-def seconds_reported() -> Iterator[Callable[[], list[int]]]:
-    texts: list[str] = []
-    handler, log = logging.Handler(), logging.getLogger("minddp.tools.watchdog")
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    log.addHandler(handler)
-    yield lambda: [int(text.removeprefix("Waited for ").split()[0]) for text in texts]
-    log.removeHandler(handler)
+def logged() -> Iterator[Logged]:
+    with reports() as logged:
+        yield logged
 
 
-def test_reports_come_at_growing_intervals(ranks: Ranks, seconds_reported: Callable[[], list[int]]) -> None:
+def seconds_in(logged: Logged) -> list[int]:
+    return [int(text.removeprefix("Waited for ").split()[0]) for text in logged]
+
+
+def test_reports_come_at_growing_intervals(ranks: Ranks, logged: Logged) -> None:
     transport = ranks.transport()
     assert {transport._reason_to_give_up(second) for second in range(1, 200)} == {None}
-    assert seconds_reported() == [10, 20, 40, 80, 160]
+    assert seconds_in(logged) == [10, 20, 40, 80, 160]
 
 
-def test_one_rank_of_a_host_asks(ranks: Ranks, seconds_reported: Callable[[], list[int]]) -> None:
-    both = [ranks.transport(rank) for rank in (0, 1)]
-    for transport in both:
+def test_one_rank_of_a_host_asks(ranks: Ranks, logged: Logged) -> None:
+    for transport in [ranks.transport(rank) for rank in (0, 1)]:
         transport._reason_to_give_up(10)
     assert ranks.num_asked == 1
-    assert seconds_reported() == [10]
+    assert seconds_in(logged) == [10]
 
 
-def test_an_alarm_is_an_occasion_to_ask_and_reported_if_it_ends_the_wait(
-    ranks: Ranks, seconds_reported: Callable[[], list[int]]
-) -> None:
+def test_an_alarm_is_an_occasion_to_ask_and_reported_if_it_ends_the_wait(ranks: Ranks, logged: Logged) -> None:
     transport = ranks.transport()
     assert transport._reason_to_give_up(1) is None
     assert ranks.num_asked == 0
@@ -86,10 +81,8 @@ def test_an_alarm_is_an_occasion_to_ask_and_reported_if_it_ends_the_wait(
     assert ranks.num_asked == 1
     transport._inquiry.alarm()
     ranks.answers = {0: state(0), 1: EXITED}
-    reason = transport._reason_to_give_up(3)
-    assert reason is not None
-    assert reason.startswith("Rank 1 has exited")
-    assert seconds_reported() == []
+    assert str(transport._reason_to_give_up(3)).startswith("Rank 1 has exited")
+    assert seconds_in(logged) == []
 
 
 def test_all_ranks_raise_the_first_verdict(ranks: Ranks) -> None:
@@ -97,41 +90,6 @@ def test_all_ranks_raise_the_first_verdict(ranks: Ranks) -> None:
     assert first._inquiry.settle("Rank 1 has exited.") == "Rank 1 has exited."
     assert second._inquiry.settle("Rank 0 has exited.") == "Rank 1 has exited."
     assert second._reason_to_give_up(1) == "Rank 1 has exited."
-
-
-def test_a_wait_that_fails_since_another_rank_has_raised_is_told_the_cause(ranks: Ranks) -> None:
-    """The rank that raises first drops its module, and the others' waits fail before they look for its verdict."""
-    first, second = (ranks.transport(rank) for rank in (0, 1))
-    with pytest.raises(Stuck, match="Rank 1 was killed") as raised:
-        _WatchedWork(Late("Rank 1 was killed"), first).wait()
-    with pytest.raises(Stuck) as follows:
-        _WatchedWork(Late("Rank 0 has left before all-reduce 7 was done"), second).wait()
-    assert str(follows.value) == str(raised.value)
-
-
-def test_a_wait_that_fails_without_a_store_is_told_its_own_error(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transport = ranks.transport()
-
-    def ended(*_: object) -> None:
-        raise RuntimeError("the store has ended")
-
-    monkeypatch.setattr(transport._inquiry.messages, "_name", ended)
-    with pytest.raises(Stuck, match="Rank 1 was killed"):
-        _WatchedWork(Late("Rank 1 was killed"), transport).wait()
-
-
-def test_an_ended_process_of_this_host_is_an_occasion_to_ask(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = (ranks.transport(rank) for rank in (0, 1))
-    assert first._inquiry.occasions() == []
-    monkeypatch.setattr("minddp.platform.rank_processes.process_state", lambda pid: "Z")
-    assert second._inquiry.occasions() == ["end of rank 0", "end of rank 1"]
-
-
-def test_a_state_that_drops_a_backward_survives_the_store() -> None:
-    sent = state(1, drops=True)
-    assert pickle.loads(pickle.dumps(sent)) == sent
 
 
 class Late:
@@ -151,10 +109,37 @@ class Late:
             raise RuntimeError(self._error)
 
 
+def error_of(transport: WatchedTransport, error: str) -> str:
+    """The one that a wait raises when its work fails with `error`."""
+    with pytest.raises(Stuck) as raised:
+        _WatchedWork(Late(error), transport).wait()
+    return str(raised.value)
+
+
+def test_a_wait_that_fails_since_another_rank_has_raised_is_told_the_cause(ranks: Ranks) -> None:
+    """The rank that raises first drops its module, and the others' waits fail before they look for its verdict."""
+    first = error_of(ranks.transport(0), "Rank 1 was killed")
+    assert "Rank 1 was killed" in first
+    assert error_of(ranks.transport(1), "Rank 0 has left before all-reduce 7 was done") == first
+
+
+def test_a_wait_that_fails_without_a_store_is_told_its_own_error(ranks: Ranks) -> None:
+    transport = ranks.transport()
+    with mock.patch.object(transport._inquiry.messages, "_name", side_effect=RuntimeError("the store has ended")):
+        assert "Rank 1 was killed" in error_of(transport, "Rank 1 was killed")
+
+
 def test_a_work_that_completes_when_its_wait_times_out_is_no_error(ranks: Ranks) -> None:
     _WatchedWork(Late(), ranks.transport()).wait()
-    with pytest.raises(Stuck, match="Timed out waiting 30000ms"):
-        _WatchedWork(Late("Timed out waiting 30000ms for recv operation to complete"), ranks.transport()).wait()
+    text = "Timed out waiting 30000ms for recv operation to complete"
+    assert text in error_of(ranks.transport(), text)
+
+
+def test_an_ended_process_of_this_host_is_an_occasion_to_ask(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (ranks.transport(rank) for rank in (0, 1))
+    assert first._inquiry.occasions() == []
+    monkeypatch.setattr("minddp.platform.rank_processes.process_state", lambda pid: "Z")
+    assert second._inquiry.occasions() == ["end of rank 0", "end of rank 1"]
 
 
 # ------------------------------------------------------------------ [Note: a backward that is dropped]
@@ -174,31 +159,16 @@ def launch_on(transport: WatchedTransport) -> None:
 
 
 def test_a_rank_that_drops_what_others_go_on_with_is_an_error(impatient: Ranks) -> None:
-    transport = impatient.transport(1)
-    launch_on(transport)
-    with pytest.raises(Stuck, match="An exception has ended backward 3 on rank 1 before the gradients of `b`"):
-        transport.agree_to_drop()
-    left = transport.state()
-    assert left is not None
-    assert left.drops, "what it leaves behind shows why"
-
-
-def test_a_script_that_catches_the_error_goes_on_with_no_collective(impatient: Ranks) -> None:
-    """Its next collective would meet one that the others have launched before, and be added to it in silence."""
+    """If a script catches it, its next collective would meet one of before, and be added to it in silence."""
     transport = impatient.transport(1)
     launch_on(transport)
     for act in (transport.agree_to_drop, transport.agree_to_drop, lambda: transport.all_reduce(torch.ones(1))):
-        with pytest.raises(Stuck, match="An exception has ended backward 3 on rank 1"):
+        with pytest.raises(Stuck, match="An exception has ended backward 3 on rank 1 before the gradients of `b`"):
             act()
     assert impatient.num_asked == 1
-
-
-def test_a_rank_that_comes_twice_does_not_stand_for_another(impatient: Ranks) -> None:
-    inquiry = impatient.transport(1)._inquiry
-    waits = [inquiry.messages.arrive("after collective 1", limit_s=60.0) for _ in range(2)]
-    assert not any(all_come_within(0) for all_come_within in waits)
-    impatient.transport(0)._inquiry.messages.arrive("after collective 1", limit_s=60.0)
-    assert all(all_come_within(0) for all_come_within in waits)
+    left = transport.state()
+    assert left is not None
+    assert left.drops, "what it leaves behind shows why"
 
 
 def test_what_has_launched_nothing_is_dropped_without_the_others(impatient: Ranks) -> None:
@@ -230,3 +200,44 @@ def test_a_rank_that_has_given_up_waits_for_nothing_that_is_still_under_way(rank
             transport.wait_until(lambda seconds: bool(waited_s.append(seconds)))
     assert len(waited_s) == 2
     assert max(waited_s) < 0.01
+
+
+# ------------------------------------------------------------------ when the job is over
+
+
+def test_a_store_whose_file_is_gone_does_not_keep_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that has seen one rank die removes the folder in which the ranks met, while the others end."""
+    monkeypatch.setattr(store_module, "FILE_LIMIT_S", 0.2)
+    folder = tmp_path / "meeting"
+    folder.mkdir()
+    store = dist.FileStore(str(folder / "store"), 2)
+    store.set_timeout(datetime.timedelta(minutes=30))
+    one = Inquiry(dist.PrefixStore("default", dist.PrefixStore("group", store)), 0, 2, lambda: None)
+    shutil.rmtree(folder)
+    one.close()
+    assert store.timeout == datetime.timedelta(minutes=30)
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Inquiry, ...]]:
+    monkeypatch.setattr(inquiry, "READ_EVERY_S", 0.01)
+    store = dist.HashStore()
+    both = [Inquiry(store, rank, 2, RankState) for rank in range(2)]
+    yield (*both,)
+    for one in both:
+        one.close()
+    # A process may wrap hundreds of modules, one after the other.
+    assert store.num_keys() == len(["opened by rank 0", "opened by rank 1"])
+
+
+def test_who_does_not_answer_is_not_waited_for_once_there_is_no_need(
+    two: tuple[Inquiry, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inquiry, "ANSWER_LIMIT_S", 3600.0)
+    monkeypatch.setattr(Inquiry, "_answer", lambda *_: None)
+    assert two[0].ask(lambda: True) == {0: SILENT, 1: SILENT}
+
+
+def test_the_last_rank_to_leave_clears_the_store(two: tuple[Inquiry, ...]) -> None:
+    two[0].close()
+    assert two[1]._absence(0) == LEFT

@@ -15,23 +15,17 @@ from typing import NamedTuple
 
 import minddp
 from minddp.platform import wording
-from tests.ranks import RankFailure, RankPool
+from tests.ranks import RankFailure
+from tests.tools.watchdog.harness import run_apart
 from tests.tools.watchdog.stuck import SCENARIOS, Played, played
 
-#: What a diagnosis has to say in each scenario.
-CAUSES = {
-    "branch_on_one_rank": "Rank 1 has not produced gradients for `decoder.weight`, `decoder.bias`",
-    "dies": "Rank 1 (has exited|was killed)",
-    "sleeps": r"Rank 1 is between backwards, at backward 2 of 3, stuck.py:\d+ in sleeps",
-    "raises_in_backward": r"Rank 1 is between forward and backward.*, stuck.py:\d+ in raises_in_backward",
-    "accumulates_alone": "Rank 1 accumulates under no_sync",
-    "data_ends_early": "Rank 1 (has exited|was killed)",
-    "skips_a_step": "Rank 1 is between backwards, at backward 4 of 5",
-    "makes_an_extra_step": "Rank 1 waits in collective 6",
-    "forgets_to_communicate": r"Rank 1 is between backwards, stuck.py:\d+ in forgets_to_communicate",
-    "goes_on_after_an_exception": "An exception has ended backward 3 on rank 1",
-    "has_another_model": "Collective 1 is not the same everywhere",
-}
+
+def play(name: str) -> dict[int, str]:
+    """The final report of each rank, or how it ended."""
+    try:
+        return {rank: str(ended) for rank, ended in enumerate(run_apart(3, played, name, timeout_s=90, grace_s=60))}
+    except RankFailure as failure:
+        return {**failure.reports, **{rank: str(ended) for rank, ended in failure.results.items()}}
 
 
 class Timed(NamedTuple):
@@ -50,19 +44,16 @@ def default_limit_s() -> float:
 
 
 def time(scenario: str) -> Timed:
-    pool = RankPool(3, group_timeout_s=120, grace_s=120)
+    limits = {"timeout_s": 200, "group_timeout_s": 120, "grace_s": 120}
     try:
-        results = pool.run(played, scenario, default_limit_s(), timeout_s=200)
+        return timed(scenario, run_apart(3, played, scenario, default_limit_s(), **limits))
     except RankFailure as failure:
-        results = list(failure.results.values())
-    finally:
-        pool.kill()
-    return timed(scenario, results)
+        return timed(scenario, list(failure.results.values()))
 
 
 def timed(scenario: str, results: list[Played]) -> Timed:
     diagnoses = [diagnosis for result in results for diagnosis in result.diagnoses()]
-    named = [seconds for seconds, text in diagnoses if re.search(CAUSES[scenario], text)]
+    named = [seconds for seconds, text in diagnoses if re.search(SCENARIOS[scenario].cause, text)]
     raised = [result.ended_after_s for result in results if result.ended.startswith("Stuck: ")]
     return Timed(scenario, min(named, default=None), min(raised, default=None), max(raised, default=None))
 
