@@ -33,6 +33,7 @@ place of a device. Not modelled: time, copies between devices, sparse tensors, t
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -228,7 +229,12 @@ class SimulatedDevice:
         self.host_waits("synchronize", {stream.number: self._num_operations for stream in self.streams})
 
     def host_waits(self, what: str, clock: dict[int, int] | None = None) -> None:
-        """The host waits for all that precedes `clock`; by default, for the current stream."""
+        """The host waits for all that precedes `clock`; by default, for the current stream.
+
+        A thread beside training, such as the guard's, may wait: that holds nothing up.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
         clock = clock or self.clocks.current_sync_states[self.current.number]
         if self._forward is not None:
             stream, number = self._forward
