@@ -27,7 +27,7 @@ from minddp.core.reducer import Reducer
 from minddp.extension import Extension
 from minddp.options import exclude
 from minddp.platform import wording
-from minddp.tools.watchdog.check import Check, Finding, Notes, is_sampled
+from minddp.tools.watchdog.check import FIRST, Check, Finding, Notes, is_sampled
 from minddp.tools.watchdog.fingerprint import Copied, readable
 from minddp.tools.watchdog.misuse import NamedParams
 
@@ -124,6 +124,8 @@ class FiniteGradients(Extension):
 class NotFiniteCheck(Check):
     """Does an optimizer step after gradients with NaN or infinity? In the sampled steps of a guard.
 
+    In the first of them it knows whose gradients those are.
+
     A GradScaler leaves such a step out. `params` are on one device.
     """
 
@@ -136,8 +138,8 @@ class NotFiniteCheck(Check):
 
     def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.post_backward()
-        if is_sampled(step):
-            self._own = own = []
+        self._own = own = []
+        if step < FIRST:  # a hook for each parameter; later ones look at averages, in which each rank's NaN shows
             note = lambda name, grad: (  # noqa: E731
                 None if grad is None else own.append((name, grad.sum(dtype=WIDE.get(grad.dtype))))
             )

@@ -56,6 +56,7 @@ class Guard(Mode, StepWatcher):
         self._name = hashlib.blake2b(repr([name for name, _ in params]).encode(), digest_size=8).hexdigest()
         self._comparison = NotesComparison(transport.rank, transport.world_size, checks, transport.store)
         self._device = params[0][1].device if params else torch.device("cpu")
+        self._may_capture = streams.has_streams(self._device)
         self._guarded = {id(param) for _, param in params}
         # Where training is.
         self._first_pass = num_passes
@@ -99,7 +100,7 @@ class Guard(Mode, StepWatcher):
 
     def call(self, method: str, *args: Any) -> None:
         """Call a method of the checks that have it. A check that fails is left out from then on."""
-        if streams.is_capturing(self._device):
+        if self._may_capture and streams.is_capturing(self._device):
             return
         for check in self.checks.values():
             if (look := getattr(check, method, None)) is None or check in self._failed:
