@@ -163,6 +163,7 @@ def test_the_death_of_a_rank_is_an_error_that_names_it(mortal: RankPool, moment:
 def die_while_connecting(rank: int) -> None:
     if rank == 1:
         rendezvous.connect = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    rendezvous.CONNECT_LIMIT_S = 5.0
     opened()
 
 
