@@ -15,11 +15,13 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from inspect import isfunction
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch._compile import _disable_dynamo
 from torch.autograd.profiler import record_function
 
 from minddp.transport.hierarchical import Hosts, Lane, all_reduce_across
@@ -36,6 +38,7 @@ CPU = torch.device("cpu")
 NOT_BEFORE_A_BARRIER = ("send", "recv", "recv_anysource", "monitored_barrier")  # which gloo's does not wait for
 #: Tensors of the caller that are written: each as a flat tensor, which may be a copy, and as it is.
 Outputs = Sequence[tuple[torch.Tensor, torch.Tensor]]
+_Kind = TypeVar("_Kind")
 _log = logging.getLogger(__name__)
 _Base: Any = dist.ProcessGroup  # torch's stub leaves out or types otherwise much of what a group has
 
@@ -80,6 +83,15 @@ def _require_cpu_alone(config: Any) -> None:
         )
 
 
+def _not_compiled(kind: type[_Kind]) -> type[_Kind]:
+    """torch.compile would trace these methods where torch's wrapper calls them, and cannot."""
+    for name, method in [*vars(kind).items()]:
+        if isfunction(method) and (name[0] != "_" or name in ("_allgather_base", "_reduce_scatter_base")):
+            setattr(kind, name, _disable_dynamo(method))
+    return kind
+
+
+@_not_compiled
 class SharedWork(dist.Work):
     """A collective in shared memory, for its caller."""
 
@@ -223,6 +235,7 @@ def _by_gloo(name: str) -> Any:
     return call
 
 
+@_not_compiled
 class SharedMemoryGroup(_Base):
     """A process group over shared memory, and over gloo for what is not done there."""
 

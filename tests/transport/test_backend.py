@@ -311,6 +311,19 @@ def test_torchs_ddp_trains_to_the_same_bits(rank: int, options: dict[str, Any]) 
         assert all(map(torch.equal, ours, theirs))
 
 
+@pytest.mark.slow
+@on_ranks(2)
+def test_torchs_ddp_is_compiled_with_a_static_graph(rank: int) -> None:
+    with group_of() as group:
+        ours, theirs = (
+            trained(
+                torch.compile(TorchDDP(model(), process_group=each, static_graph=True), backend="aot_eager"), rank
+            )
+            for each in (group, None)
+        )
+        assert all(map(torch.equal, ours, theirs))
+
+
 @on_ranks(2)
 def test_a_hook_that_waits_in_a_callback(rank: int) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
