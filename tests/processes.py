@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def python(*words: str, cwd: Path = ROOT, timeout_s: float = 240, **environment: str) -> str:
-    """What `python words` prints."""
+    """The output of `python words`."""
     done = subprocess.run(
         [sys.executable, *words],
         cwd=cwd,

@@ -128,8 +128,8 @@ def test_no_module_of_the_core_calls_anything_when_imported_that_it_need_not() -
 
 
 def test_importing_minddp_has_no_side_effects() -> None:
-    """No process group, no threads setting, no random numbers drawn, no command-line libraries. What installs it in
-    torch's place comes with its first use."""
+    """No process group, no threads setting, no random numbers drawn, no command-line libraries. The code that
+    installs it in torch's place is imported at its first use."""
     program = """
 import sys, threading, torch, torch.distributed as dist
 from torch.optim import optimizer

@@ -1,4 +1,4 @@
-"""What many wrappers, one after the other in one process, leave behind in it: nothing.
+"""Many wrappers, one after the other in one process, leave nothing behind in it.
 
 Everything of a process that outlives a wrapper if it is left behind is counted before and after.
 """

@@ -25,7 +25,7 @@ from functools import cached_property
 
 import torch
 
-from minddp.platform.wording import table
+from minddp.platform.wording import count, table
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ class BucketPlan:
             for slot in bucket.slots:
                 spec = self.params[slot.param]
                 launch = str(bucket.index) if slot.offset == 0 and slot is bucket.slots[0] else ""
-                sizes = [f"{count:,}" for count in (slot.offset, slot.numel, spec.nbytes)]
+                sizes = [f"{size:,}" for size in (slot.offset, slot.numel, spec.nbytes)]
                 rows.append((launch, spec.name, dtype, str(bucket.device), *sizes))
         title = (
-            f"bucket plan by {self.origin}: {len(self.params)} parameters, {len(self.buckets)} buckets, "
-            f"{self.nbytes:,} bytes"
+            f"bucket plan by {self.origin}: {count(len(self.params), 'parameter')}, "
+            f"{count(len(self.buckets), 'bucket')}, {self.nbytes:,} bytes"
         )
         return title + "\n" + table(rows, align="><<<>>>")
 

@@ -143,7 +143,7 @@ def _stand_in_for_gpus() -> None:
     torch.compile, torch.cuda.StreamContext = compile, context
     torch.cuda.nccl.version = lambda: (9, 9)  # decorators ask for the version, and for the system
     common_utils.IS_LINUX, common_utils.TEST_CUDA = False, True
-    # Profilers are told that there is no CUDA, or they wait for its events.
+    # Without CUDA profilers do not wait for its events.
     torch.cuda.is_available = lambda: sys._getframe(1).f_globals["__name__"] != "torch.autograd.profiler"
 
 

@@ -1,6 +1,6 @@
 """docs/api.md has every public name, with all that a reader needs of it, and its examples run.
 
-A section has one or several names in its heading. What stands in the code is not repeated there: mkdocstrings shows
+A section has one or several names in its heading. The page repeats no docstring: mkdocstrings shows
 signature, docstring and source of what `:::` names.
 """
 
@@ -53,7 +53,7 @@ def found(module: str, name: str) -> Any:
 
 
 def public() -> dict[str, Any]:
-    """What minddp and its packages export, and what the examples import from inside."""
+    """The names that minddp and its packages export, and those that the examples import from modules."""
     names = {name: getattr(minddp, name) for name in minddp.__all__}
     for package in [value for value in names.values() if isinstance(value, ModuleType)]:
         names |= {name: getattr(package, name) for name in package.__all__}
@@ -79,7 +79,7 @@ def members(it: Any) -> list[str]:
 
 
 def faults() -> Iterator[str]:
-    """What is missing on the page."""
+    """The names that the page lacks."""
     by_name = {name: section for section in sections()[1] for name in section.names}
     yield from (f"{name}: on the page, but not public" for name in by_name.keys() - public().keys())
     for name, it in public().items():

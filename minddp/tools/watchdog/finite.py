@@ -155,11 +155,12 @@ class NotFiniteCheck(Check):
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._step is not None and getattr(optimizer, "found_inf", None) is None:  # else it leaves the step out
-            grads = readable(
-                (name, param.grad) for name, param in self._params if not self._own
-            )  # as FSDP2 has them
-            sums = [(name, grad.sum(dtype=WIDE.get(grad.dtype))) for name, grad in grads.items()]
-            self._new.append((self._step, [(name, Copied(value)) for name, value in self._own or sums]))
+            # The hooks of FSDP2's parameters do not fire.
+            sums = self._own or [
+                (name, grad.sum(dtype=WIDE.get(grad.dtype)))
+                for name, grad in readable((name, param.grad) for name, param in self._params).items()
+            ]
+            self._new.append((self._step, [(name, Copied(value)) for name, value in sums]))
         self._step = None
 
     def take_notes(self, is_last: bool = False) -> Notes:

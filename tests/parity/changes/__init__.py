@@ -1,4 +1,4 @@
-"""What the lines of a script do: `CHANGES[name](side, *args)` may return tensors to be compared, such as outputs.
+"""The lines of a script: `CHANGES[name](side, *args)` may return tensors to be compared, such as outputs.
 
 They are the public functions of the modules here.
 """

@@ -300,7 +300,7 @@ def some_parameters_left_out(at: Place) -> Result:
 
 
 def last_micro_batch_only(at: Place) -> Result:
-    """What backward adds is averaged in the last micro-batch, not what is in `.grad`."""
+    """The last micro-batch averages only what its own backward adds to `.grad`."""
 
     def step() -> None:
         for _ in range(at.batches - 1):
@@ -438,7 +438,7 @@ SCRIPTS: dict[str, Callable[[Place], Result]] = {
 
 
 class Outcome(NamedTuple):
-    """Of a script: the verdict that is due, that which was given, and the largest error of a weight, if known."""
+    """The expected verdict on a script, the actual one, and the largest error of a weight, if known."""
 
     due: str
     verdict: Verdict

@@ -68,7 +68,7 @@ class FakeEvent:
 
 
 def simulated(plan: BucketPlan, ready_s: Times, link: Link, computed_s: float) -> Observed:
-    """What would be measured if the model of `step_model.py` were exact, second by second."""
+    """A measurement, second by second, in which the model of `step_model.py` is exact."""
     now = computed = 0.0
     complete_s = None
     for bucket in plan.buckets:

@@ -1,4 +1,4 @@
-"""What the tests and pages of this folder share: ranks for one run, what a rank logs, and the end of a guard."""
+"""Shared by the tests and pages of this folder: ranks for one run, the log of a rank, and the end of a guard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT_S = 180.0
 
 
 def run_apart(world_size: int, function: Any, *args: Any, timeout_s: float = LIMIT_S, **pool: Any) -> list[Any]:
-    """What `function` returns on each of some ranks, which end with it."""
+    """The results of `function` on ranks that are started for it and end with it."""
     ranks = RankPool(world_size, **pool)
     try:
         return ranks.run(function, *args, timeout_s=timeout_s)
@@ -28,7 +28,7 @@ def run_apart(world_size: int, function: Any, *args: Any, timeout_s: float = LIM
 
 
 class Logged(list[str]):
-    """What a rank has logged, and after how many seconds."""
+    """The messages that a rank has logged, and the seconds after which it did."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Logged(list[str]):
 
 @contextlib.contextmanager
 def reports() -> Iterator[Logged]:
-    """What this rank's watchdog logs meanwhile."""
+    """Collect the messages that this rank's watchdog logs within."""
     logged, handler = Logged(), logging.Handler()
     handler.emit = logged.emit  # type: ignore[method-assign]
     log = logging.getLogger("minddp.tools.watchdog")

@@ -14,13 +14,13 @@ from tests.tools.watchdog.test_watch import said_of, said_of_a_wait
 
 
 def reported(name: str) -> None:
-    """What rank 0 reports of a bug, trained with minddp's wrapper on three ranks."""
+    """Print rank 0's report of a bug in a training with minddp's wrapper on three ranks."""
     (text,), *_ = run_apart(3, findings, name)
     print(f"```text\n{text}\n```")
 
 
 def found() -> None:
-    """What rank 0 says of each bug, and how many seconds after its first step."""
+    """Print rank 0's report of each bug, and the seconds from its first step to the report."""
     said, _ = run_apart(2, said_of, [*BUGS])
     print("| bug | after | warning |\n|---|--:|---|")
     for name, (function, _) in BUGS.items():

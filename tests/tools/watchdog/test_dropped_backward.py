@@ -58,7 +58,7 @@ def test_an_exception_on_one_rank_is_named_on_all() -> None:
     """Its next all-reduce would meet one of the interrupted backward, of the same size."""
 
     def play(world_size: int, transport: str) -> list[tuple[list[Any], str]]:
-        """What they leave in their group would meet the collectives of whatever comes next."""
+        """Collectives that they leave in their group would meet those of the next test."""
         return run_apart(world_size, train, [FAULTY], transport, IN_TWO_BUCKETS)
 
     with ThreadPoolExecutor(2) as players:

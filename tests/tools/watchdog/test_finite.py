@@ -13,6 +13,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import minddp
+from minddp.tools.watchdog.check import EVERY, FIRST
+from minddp.tools.watchdog.finite import NotFiniteCheck
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import Scales
 from tests.ranks import of_all_ranks, on_ranks
@@ -177,6 +179,25 @@ def test_a_rank_alone_raises() -> None:
         ddp.step(torch.tensor([[1.0, 1.0, INF]]))
     ddp.module.zero_grad()
     ddp.step(torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("bad_step", [2, EVERY])
+def test_the_guard_sees_nan_in_its_sampled_steps(bad_step: int) -> None:
+    """In the first ones as the gradient arrives, later in the average."""
+    layer = nn.Linear(2, 1, bias=False)
+    check, optimizer = NotFiniteCheck([("weight", layer.weight)]), torch.optim.SGD(layer.parameters(), lr=0.0)
+    for step in range(EVERY + 1):
+        optimizer.zero_grad()
+        check.before_module(step, (), {})
+        check.first_gradient(step)
+        layer(torch.full((1, 2), NAN if step == bad_step else 1.0)).sum().backward()
+        if step < FIRST:
+            layer.weight.grad.fill_(1.0)  # the average of gradients that differ
+        check.post_backward()
+        check.before_step(optimizer)
+    noted = dict(check.take_notes())
+    assert [step for step, names in noted.items() if names] == [bad_step]
+    assert noted.keys() > {0, 1, EVERY}
 
 
 def test_a_sum_that_overflows_is_no_error() -> None:

@@ -50,7 +50,7 @@ def wrap(module: nn.Module | None = None, **options: Any) -> minddp.DistributedD
 
 
 def findings(rank: int, name: str) -> list[str]:
-    """What this rank reports of a training until the end of its wrapper."""
+    """The findings of this rank in a training, until its wrapper ends."""
     wrappers = []
 
     def wrap_and_keep(module: nn.Module) -> minddp.DistributedDataParallel:

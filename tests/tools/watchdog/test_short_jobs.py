@@ -35,7 +35,7 @@ ENDS = ("as it is", "without the wrapper", "without the group")
 
 
 def train(end: str) -> None:
-    """What each rank does: it trains, and its script is over, after or without clearing up."""
+    """Each rank trains, and ends its script with or without clearing up."""
     faulthandler.dump_traceback_later(LIMIT_S - 10)
     comparison.EVERY_S = inquiry.READ_EVERY_S = EVERY_S
     check.EVERY = 1

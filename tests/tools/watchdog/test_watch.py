@@ -35,7 +35,7 @@ METHODS = ("_pre_forward", "_post_forward", "_match_all_reduce_for_bwd_pass")
 
 @contextmanager
 def watching() -> Iterator[Logged]:
-    """What this rank logs while what trains is watched."""
+    """Collect the messages that this rank logs while the training is watched."""
     modules, add = [], Watch.add
 
     def add_and_keep(self: Watch, module: nn.Module, *optimizer: Any) -> None:
@@ -52,7 +52,7 @@ def watching() -> Iterator[Logged]:
 
 
 def said_of(rank: int, names: list[str]) -> dict[str, Logged]:
-    """What this rank logs in each training."""
+    """The messages that this rank logs in each training."""
     said = {}
     for name in names:
         with watching() as said[name]:
