@@ -15,21 +15,10 @@ three quarters of its steps have a good part of that.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-
-
-class WorkPhase(enum.Enum):
-    """The phases in which a rank is busy, as sentences name them."""
-
-    BETWEEN = "between steps"
-    FORWARD = "in forward"
-    BACKWARD = "in backward"
-    OPTIMIZER = "in the optimizer"  # and between backward and the optimizer
-    ACCUMULATION = "while it accumulates (no_sync)"
 
 
 class RankTimes(NamedTuple):
@@ -48,8 +37,14 @@ class RankTimes(NamedTuple):
     waited_ns: int
 
 
-#: The phases of `RankTimes`, in its order.
-PHASES = tuple(WorkPhase)
+#: The phases in which a rank is busy, as sentences name them, in the order of `RankTimes`.
+PHASES = (
+    "between steps",
+    "in forward",
+    "in backward",
+    "in the optimizer",  # and between backward and the optimizer
+    "while it accumulates (no_sync)",
+)
 
 LEAST_SHARE = 0.05  # of a step: smaller costs are not mentioned
 IN_EACH_STEP, ALIKE = 0.75, 0.25  # this share of a rank's steps cost at least this share of its median step
@@ -66,7 +61,7 @@ class LateRank(NamedTuple):
     @property
     def phase(self) -> str:
         """The phase that contributes most."""
-        return PHASES[self.phases_ns.index(max(self.phases_ns))].value
+        return PHASES[self.phases_ns.index(max(self.phases_ns))]
 
     def __str__(self) -> str:
         late, most = f"{self.late_ns / 1e6:.1f} ms", f"{max(self.phases_ns) / 1e6:.1f} ms"

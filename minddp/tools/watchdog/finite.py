@@ -28,7 +28,7 @@ from minddp.extension import Extension
 from minddp.options import exclude
 from minddp.platform import wording
 from minddp.tools.watchdog.check import FIRST, Check, Finding, Notes, is_sampled
-from minddp.tools.watchdog.fingerprint import Copied, readable
+from minddp.tools.watchdog.fingerprint import Copied, Copies, by_size, readable
 from minddp.tools.watchdog.misuse import NamedParams
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class NotFiniteCheck(Check):
         self._hooks: list[RemovableHandle] = []
         self._own: list[tuple[str, torch.Tensor]] = []  # the sums of this rank's gradients, as they arrive
         self._step: int | None = None  # sampled, and not seen by an optimizer yet
-        self._new: deque[tuple[int, list[tuple[str, Copied]]]] = deque()
+        self._new: deque[tuple[int, Sequence[Copies[str]], list[tuple[str, Copied]]]] = deque()
 
     def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.post_backward()
@@ -149,29 +149,36 @@ class NotFiniteCheck(Check):
         self._step = step if is_sampled(step) else None
 
     def post_backward(self) -> None:
-        for hook in self._hooks:
+        for (_, param), hook in zip(self._params, self._hooks, strict=False):
             hook.remove()
+            if not param._backward_hooks:  # else torch goes on to call an empty dictionary for each gradient
+                param._backward_hooks = None
         self._hooks = []
 
+    @torch.no_grad()
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._step is not None and getattr(optimizer, "found_inf", None) is None:  # else it leaves the step out
-            # The hooks of FSDP2's parameters do not fire.
-            sums = self._own or [
-                (name, grad.sum(dtype=WIDE.get(grad.dtype)))
-                for name, grad in readable((name, param.grad) for name, param in self._params).items()
-            ]
-            self._new.append((self._step, [(name, Copied(value)) for name, value in sums]))
+            small: Sequence[Copies[str]] = ()
+            if not (sums := self._own):  # the hooks of FSDP2's parameters do not fire
+                small, large = by_size(readable((name, param.grad) for name, param in self._params))
+                sums = [(name, grad.sum(dtype=WIDE.get(grad.dtype))) for name, grad in large.items()]
+            self._new.append((self._step, small, [(name, Copied(value)) for name, value in sums]))
         self._step = None
 
     def take_notes(self, is_last: bool = False) -> Notes:
         taken = [self._new.popleft() for _ in range(len(self._new))]
         return [
-            (step, [name for name, value in sums if not value.read().isfinite().item()]) for step, sums in taken
+            (
+                step,
+                [name for copies in small for name in copies.not_finite()]
+                + [name for name, value in sums if not value.read().isfinite().item()],
+            )
+            for step, small, sums in taken
         ]
 
     def release(self) -> None:
-        self._params = ()
         self.post_backward()
+        self._params = ()
 
     def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
         if found := {rank: names for rank, names in enumerate(notes) if names}:

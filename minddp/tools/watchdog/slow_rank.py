@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from minddp.tools.forecast.lateness import PHASES, RankTimes, WorkPhase, late_ranks
+from minddp.tools.forecast.lateness import RankTimes, late_ranks
 from minddp.tools.watchdog.check import Check, Finding, Notes, is_sampled
 
 WARM_UP_STEPS = 10  # memory is allocated, code compiled, buckets are rebuilt
 LEAST_LATE_NS = 1_000_000  # a shorter delay is scheduling noise
 MOST_KEPT = 4096  # steps: of notes that are not read in time the latest, of a window the first
-WAITS = None  # the training thread waits for other ranks, and is in no phase
+# The places in `RankTimes` of the phases, and of the waits for other ranks. An enum's hash costs.
+BETWEEN, FORWARD, BACKWARD, OPTIMIZER, ACCUMULATION, WAITS = range(len(RankTimes._fields))
 # Rank 0 compares windows of at least so many sampled steps and seconds: threads share a core for some ten seconds.
 WINDOW_STEPS = 20
 WINDOW_S = 90.0
@@ -34,7 +35,7 @@ class SlowRank(Check):
     def __init__(self) -> None:
         # Of this rank: what it measures.
         self._noted: deque[tuple[int, list[int]]] = deque(maxlen=MOST_KEPT)
-        self._phase: WorkPhase | None = WorkPhase.BETWEEN
+        self._phase = BETWEEN
         self._reset()
         self._since_ns = perf_counter_ns()
         # Of rank 0: the steps of this window, and its beginning.
@@ -43,20 +44,20 @@ class SlowRank(Check):
         self._hints = True  # once
 
     def _reset(self) -> None:
-        self._times: dict[WorkPhase | None, int] = dict.fromkeys((*PHASES, WAITS), 0)
+        self._times = [0] * len(RankTimes._fields)
         self._step: int | None = None
         self._is_computed = False
 
     def pre_forward(self) -> None:
-        if self._phase is WorkPhase.BACKWARD:  # the last forward had none
-            self._phase = WorkPhase.BETWEEN
+        if self._phase == BACKWARD:  # the last forward had none
+            self._phase = BETWEEN
         self._turn_to(WAITS)
 
     def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._turn_to(WorkPhase.FORWARD)
+        self._turn_to(FORWARD)
 
     def post_forward(self, synchronises: bool) -> None:
-        self._turn_to(WorkPhase.BACKWARD if synchronises else WorkPhase.ACCUMULATION)
+        self._turn_to(BACKWARD if synchronises else ACCUMULATION)
 
     def first_gradient(self, step: int) -> None:
         self._step = step if is_sampled(step) else None
@@ -66,18 +67,18 @@ class SlowRank(Check):
         self._is_computed = True
 
     def post_backward(self) -> None:
-        self._turn_to(WorkPhase.BETWEEN)
+        self._turn_to(BETWEEN)
         if self._is_computed and self._step is not None:
-            self._noted.append((self._step, [*self._times.values()]))
+            self._noted.append((self._step, self._times))
         self._reset()
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._turn_to(WorkPhase.OPTIMIZER)
+        self._turn_to(OPTIMIZER)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._turn_to(WorkPhase.BETWEEN)
+        self._turn_to(BETWEEN)
 
-    def _turn_to(self, phase: WorkPhase | None) -> None:
+    def _turn_to(self, phase: int) -> None:
         now_ns = perf_counter_ns()
         self._times[self._phase] += now_ns - self._since_ns
         self._phase, self._since_ns = phase, now_ns

@@ -14,6 +14,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import minddp
 from minddp.tools.watchdog.check import EVERY, FIRST
+from minddp.tools.watchdog.fingerprint import SMALL_BYTES
 from minddp.tools.watchdog.finite import NotFiniteCheck
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import Scales
@@ -181,16 +182,17 @@ def test_a_rank_alone_raises() -> None:
     ddp.step(torch.ones(1, 3))
 
 
+@pytest.mark.parametrize("width", [2, SMALL_BYTES])
 @pytest.mark.parametrize("bad_step", [2, EVERY])
-def test_the_guard_sees_nan_in_its_sampled_steps(bad_step: int) -> None:
+def test_the_guard_sees_nan_in_its_sampled_steps(bad_step: int, width: int) -> None:
     """In the first ones as the gradient arrives, later in the average."""
-    layer = nn.Linear(2, 1, bias=False)
+    layer = nn.Linear(width, 1, bias=False)
     check, optimizer = NotFiniteCheck([("weight", layer.weight)]), torch.optim.SGD(layer.parameters(), lr=0.0)
     for step in range(EVERY + 1):
         optimizer.zero_grad()
         check.before_module(step, (), {})
         check.first_gradient(step)
-        layer(torch.full((1, 2), NAN if step == bad_step else 1.0)).sum().backward()
+        layer(torch.full((1, width), NAN if step == bad_step else 1.0)).sum().backward()
         if step < FIRST:
             layer.weight.grad.fill_(1.0)  # the average of gradients that differ
         check.post_backward()
@@ -198,6 +200,17 @@ def test_the_guard_sees_nan_in_its_sampled_steps(bad_step: int) -> None:
     noted = dict(check.take_notes())
     assert [step for step, names in noted.items() if names] == [bad_step]
     assert noted.keys() > {0, 1, EVERY}
+    assert layer.weight._backward_hooks is None  # torch calls an empty dictionary, too
+
+
+def test_the_guard_leaves_hooks_of_the_script() -> None:
+    weight, seen = nn.Parameter(torch.ones(2)), []
+    weight.register_hook(seen.append)
+    check = NotFiniteCheck([("weight", weight)])
+    check.before_module(0, (), {})
+    check.post_backward()
+    weight.sum().backward()
+    assert len(seen) == 1
 
 
 def test_a_sum_that_overflows_is_no_error() -> None:

@@ -119,7 +119,7 @@ def test_a_late_rank_is_named_with_its_phase(
     outcomes: list[Outcome] = ranks(world_size).run(
         train, delay, WARM_UP_STEPS + WINDOW_STEPS, WINDOW_STEPS, options
     )
-    phase = PHASES[PLACES.index(place)].value
+    phase = PHASES[PLACES.index(place)]
     assert [finding.subject for finding in outcomes[0].found] == [f"rank {rank} {phase}"]
     (late,) = outcomes[0].late
     assert (late.rank, late.phase) == (rank, phase)
