@@ -177,8 +177,9 @@ class NotFiniteCheck(Check):
         ]
 
     def release(self) -> None:
-        self.post_backward()
-        self._params = ()
+        for hook in self._hooks:  # perhaps within a backward, which may be calling them
+            hook.remove()
+        self._params, self._hooks = (), []
 
     def compare(self, number: int, notes: Sequence[Any]) -> Iterable[Finding]:
         if found := {rank: names for rank, names in enumerate(notes) if names}:

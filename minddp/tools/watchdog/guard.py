@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +53,6 @@ class Guard(Mode, StepWatcher):
         assert transport.store is not None
         self.checks = checks
         self._failed: list[Check] = []
-        # The checks that have a method, found once: there are some 8 calls a step.
-        self._looks: dict[tuple[str, int, int], list[tuple[Check, Callable[..., object]]]] = {}
         self._name = hashlib.blake2b(repr([name for name, _ in params]).encode(), digest_size=8).hexdigest()
         self._comparison = NotesComparison(transport.rank, transport.world_size, checks, transport.store)
         self._device = params[0][1].device if params else torch.device("cpu")
@@ -104,11 +102,9 @@ class Guard(Mode, StepWatcher):
         """Call a method of the checks that have it. A check that fails is left out from then on."""
         if self._may_capture and streams.is_capturing(self._device):
             return
-        key = (method, len(self.checks), len(self._failed))
-        if (looks := self._looks.get(key)) is None:
-            checks = [check for check in self.checks.values() if check not in self._failed]
-            looks = self._looks[key] = [(it, getattr(it, method)) for it in checks if hasattr(it, method)]
-        for check, look in looks:
+        for check in self.checks.values():
+            if (look := getattr(check, method, None)) is None or check in self._failed:
+                continue
             try:
                 look(*args)
             except Exception:

@@ -20,7 +20,7 @@ from minddp.tools.watchdog.check import Check, Finding, Notes, is_sampled
 WARM_UP_STEPS = 10  # memory is allocated, code compiled, buckets are rebuilt
 LEAST_LATE_NS = 1_000_000  # a shorter delay is scheduling noise
 MOST_KEPT = 4096  # steps: of notes that are not read in time the latest, of a window the first
-# The places in `RankTimes` of the phases, and of the waits for other ranks. An enum's hash costs.
+# The places in `RankTimes` of the phases, and of the waits for other ranks. No enum: hashing it takes longer.
 BETWEEN, FORWARD, BACKWARD, OPTIMIZER, ACCUMULATION, WAITS = range(len(RankTimes._fields))
 # Rank 0 compares windows of at least so many sampled steps and seconds: threads share a core for some ten seconds.
 WINDOW_STEPS = 20
