@@ -88,7 +88,7 @@ def test_a_delay_is_found_with_its_rank_and_phase(
     late %= ranks
     steps = fleet(ranks, 20, lambda _, r, p: delay_ms * ((r, p) == (late, phase)), noise=0.2, seed=seed)
     (found,) = late_ranks(steps)
-    assert (found.rank, found.phase) == (late, PHASES[phase].value)
+    assert (found.rank, found.phase) == (late, PHASES[phase])
     assert found.phases_ns[phase] == pytest.approx(delay_ms * MS, rel=0.2, abs=MS)
     assert found.late_ns == pytest.approx(delay_ms * MS, rel=0.2, abs=MS)
     assert found.share == pytest.approx(delay_ms / (sum(BUSY_MS) + COMMUNICATES_MS + delay_ms), abs=0.1)
