@@ -29,7 +29,8 @@ from minddp.transport.process_group import time_limit_s
 from minddp.transport.shared_memory import collectives, rendezvous
 from minddp.transport.shared_memory.collectives import SMALL_BYTES
 from minddp.transport.shared_memory.control_block import DTYPES, Call, Kind
-from minddp.transport.shared_memory.host_communicator import FOREVER, GRACE_S, Collective, HostCommunicator
+from minddp.transport.shared_memory.host_communicator import GRACE_S, HostCommunicator
+from minddp.transport.shared_memory.progress_engine import FOREVER, Collective
 from minddp.transport.shared_memory.rendezvous import CannotConnect
 
 NAME = "minddp"

@@ -50,7 +50,8 @@ from minddp.transport.shared_memory.addition_order import (
     ring_order,
 )
 from minddp.transport.shared_memory.collectives import copy_in_blocks
-from minddp.transport.shared_memory.host_communicator import Awaited, Contribution, HostCommunicator
+from minddp.transport.shared_memory.contributions import Contribution
+from minddp.transport.shared_memory.progress_engine import Awaited, ProgressEngine
 
 GRACE_S = 2.0  # for chunks in flight when a lane is closed
 HEAD_START_S = 5.0  # shared memory times out before gloo, since it knows which rank is missing
@@ -162,7 +163,7 @@ class Lane:
 
 
 def all_reduce_across(
-    host: HostCommunicator, number: int, ours: Contribution, tensor: torch.Tensor, num_lanes: int
+    host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, num_lanes: int
 ) -> Iterator[Awaited]:
     """Replace the flat `tensor` on each rank of all hosts by the sum. A rank beyond the lanes has no chunk."""
     if not ours.is_callers:

@@ -174,7 +174,7 @@ def test_a_rank_whose_last_message_has_been_read_is_named(
     monkeypatch.setattr(host_communicator, "GRACE_S", 60.0)
     ranks = start(2, limit_s=60.0)
     ranks[1].leave()
-    assert happens(lambda: 1 in ranks[0].host._ended)
+    assert happens(lambda: 1 in ranks[0].host._engine.ended)
     work = ranks[0].launch()
     if is_waited_for:
         threading.Thread(target=ranks[0].host.wait_for, args=(work._collective,)).start()
@@ -328,7 +328,7 @@ def test_the_peers_unmap_a_dropped_segment(start: Start) -> None:
     for _ in range(MESSAGES_EVERY + 2):
         for work in [rank.launch() for rank in ranks]:
             work.wait()
-    assert [sorted(rank.host._theirs) for rank in ranks] == [[(1, 0)], [(0, 0)]]
+    assert [sorted(rank.host._engine._peer_memory._segments) for rank in ranks] == [[(1, 0)], [(0, 0)]]
 
 
 def test_closing_ends_a_wait_of_another_thread(start: Start) -> None:
@@ -488,7 +488,7 @@ def test_threads_may_allocate_at_the_same_time(start: Start, monkeypatch: pytest
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len({segment.number for segment in ranks[0].host._ours.values()}) == 1 + 4 * 10
+    assert len({segment.number for segment in ranks[0].host._engine.own_memory._by_address.values()}) == 1 + 4 * 10
 
 
 def test_a_copy_is_not_used_again_before_its_result_has_been_copied_back(start: Start) -> None:

@@ -43,8 +43,8 @@ def test_every_rank_is_connected_with_every_other() -> None:
     hosts = on_threads(4, lambda rank: outcome(group, rank))
     for rank, others in enumerate(peers_of(hosts)):
         assert sorted(others) == [other for other in range(4) if other != rank]
-        hosts[rank].begun.raise_to(10 + rank)
-    assert all(host.begun.behind(13) == [0, 1, 2] for host in hosts)
+        hosts[rank]._engine.begun.raise_to(10 + rank)
+    assert all(host._engine.begun.behind(13) == [0, 1, 2] for host in hosts)
     for host in hosts:
         host.end()
 

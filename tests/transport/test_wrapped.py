@@ -31,7 +31,7 @@ def train(wrap: Wrap, rank: int, options: dict[str, Any], num_segments: list[int
         if isinstance(ddp, minddp.DistributedDataParallel):
             transport = ddp._transport._transport  # within the one that watches it
             assert isinstance(transport, SharedMemoryTransport)
-            num_segments.append(transport._shared._host._num_created)
+            num_segments.append(transport._shared._host._engine.own_memory._num_created)
 
 
 @on_ranks(lambda world_size, **_: world_size)

@@ -45,13 +45,14 @@ from minddp.transport.shared_memory.addition_order import (
 )
 
 if TYPE_CHECKING:
-    from minddp.transport.shared_memory.host_communicator import Awaited, Contribution, HostCommunicator
+    from minddp.transport.shared_memory.contributions import Contribution
+    from minddp.transport.shared_memory.progress_engine import Awaited, ProgressEngine
 
 Steps = Iterator["Awaited"]
 SMALL_BYTES = 64 * 1024  # up to here every rank adds everything, which saves waiting a second time
 
 
-def all_reduce(host: HostCommunicator, number: int, ours: Contribution, tensor: torch.Tensor) -> Steps:
+def all_reduce(host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor) -> Steps:
     """Replace the flat `tensor` on each rank by the sum."""
     bounds = [
         chunk_bounds(chunk, host.num_ranks, tensor.numel(), tensor.itemsize) for chunk in range(host.num_ranks)
@@ -71,7 +72,7 @@ def all_reduce(host: HostCommunicator, number: int, ours: Contribution, tensor: 
             copy_in_blocks(ours.tensor[start:stop], tensor[start:stop])
 
 
-def all_reduce_small(host: HostCommunicator, number: int, ours: Contribution, tensor: torch.Tensor) -> Steps:
+def all_reduce_small(host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor) -> Steps:
     """The same, by a copy, if `tensor` has at most `SMALL_BYTES`."""
     ours.tensor.copy_(tensor)
     yield host.begin(number, ours)
@@ -83,7 +84,7 @@ def all_reduce_small(host: HostCommunicator, number: int, ours: Contribution, te
 
 
 def reduce_scatter(
-    host: HostCommunicator, number: int, ours: Contribution, tensor: torch.Tensor, output: torch.Tensor
+    host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, output: torch.Tensor
 ) -> Steps:
     """Fill `output` with this rank's part of the sum: the flat `tensor` has one of this size for each rank."""
     size = output.numel()
@@ -101,7 +102,7 @@ def reduce_scatter(
 
 
 def all_gather(
-    host: HostCommunicator, number: int, ours: Contribution, tensor: torch.Tensor, outputs: Sequence[torch.Tensor]
+    host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, outputs: Sequence[torch.Tensor]
 ) -> Steps:
     """Copy the `tensor` of each rank to one of `outputs`, in rank order.
 
@@ -118,7 +119,7 @@ def all_gather(
         yield host.done
 
 
-def broadcast(host: HostCommunicator, number: int, ours: Contribution, tensor: torch.Tensor, source: int) -> Steps:
+def broadcast(host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, source: int) -> Steps:
     """Copy the `tensor` of rank `source` to all."""
     if host.rank == source:
         if not ours.is_callers:
@@ -135,7 +136,7 @@ def broadcast(host: HostCommunicator, number: int, ours: Contribution, tensor: t
         host.finish(number)
 
 
-def barrier(host: HostCommunicator, number: int, ours: Contribution) -> Steps:
+def barrier(host: ProgressEngine, number: int, ours: Contribution) -> Steps:
     """All ranks have called it, and all that this rank has called before is done, as after gloo's."""
     yield host.begin(number, ours)
     yield host.earlier(number)

@@ -22,8 +22,9 @@ import torch
 from minddp.platform.host import host_identity
 from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.control_block import ORDERS_WRITES, ControlBlock
-from minddp.transport.shared_memory.host_communicator import Closeable, HostCommunicator
+from minddp.transport.shared_memory.host_communicator import HostCommunicator
 from minddp.transport.shared_memory.peer_sockets import Peer, connect
+from minddp.transport.shared_memory.progress_engine import Closeable
 from minddp.transport.shared_memory.segments import Segment
 from minddp.transport.spin_wait import spin_wait_among
 
