@@ -16,13 +16,12 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import isfunction
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._compile import _disable_dynamo
-from torch.autograd.profiler import record_function
 
 from minddp.transport.hierarchical import Hosts, Lane, all_reduce_across
 from minddp.transport.process_group import time_limit_s
@@ -96,14 +95,21 @@ def _not_compiled(kind: type[_Kind]) -> type[_Kind]:
 class SharedWork(dist.Work):
     """A collective in shared memory, for its caller."""
 
-    def __init__(self, host: HostCommunicator, collective: Collective, result: list[torch.Tensor]):
+    def __init__(
+        self,
+        host: HostCommunicator,
+        collective: Collective,
+        result: list[torch.Tensor],
+        inputs: Sequence[torch.Tensor] = (),
+    ):
         super().__init__()
         self._host = host
         self._collective = collective
         self._result = result
         self._future: torch.futures.Future[Any] | None = None
         self.has_been_waited_for = False
-        self._event_has_ended = _record_event(host, collective) if torch.autograd._profiler_enabled() else None
+        is_profiled = torch.autograd._profiler_enabled()
+        self._event_has_ended = _record_event(host, collective, inputs) if is_profiled else None
 
     def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
         """Return once the result may be used. After a timeout the collective goes on.
@@ -206,20 +212,20 @@ def _complete(future: torch.futures.Future[Any], collective: Collective, result:
         future.set_exception(RuntimeError(collective.error))  # type: ignore[arg-type]  # torch's stub
 
 
-def _record_event(host: HostCommunicator, collective: Collective) -> threading.Event:
+def _record_event(
+    host: HostCommunicator, collective: Collective, inputs: Sequence[torch.Tensor]
+) -> threading.Event:
     """Record it in the profile, named as gloo's, until it is done. Returns an event that is set after that.
 
     It ends in a thread of its own, so that the profiler marks it as asynchronous. A waiting thread must also wait
     for its end: a recorded event that outlives the profiler writes to freed memory.
     """
     has_ended = threading.Event()
-    completion: Any = torch.futures.Future()
-    event = record_function(f"gloo:{collective.call.kind.name.lower()}")
-    event.__enter__()
-    event._call_end_callbacks_on_future(cast(torch.futures.Future, completion))
+    name = f"gloo:{collective.call.kind.name.lower()}"
+    record: Any = torch.autograd._record_function_with_args_enter(name, *inputs)  # type: ignore[attr-defined]
 
     def end() -> None:
-        completion.set_result(None)
+        torch.autograd._record_function_with_args_exit(record)  # type: ignore[attr-defined]
         has_ended.set()
 
     host.call_when_done(collective, lambda _: threading.Thread(target=end).start(), is_urgent=False)
@@ -288,10 +294,12 @@ class SharedMemoryGroup(_Base):
         call = Call(Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), layout)
         outputs = [(flat, tensor)]
         if self._num_lanes:
-            return self._launch(all_reduce_across, call, opts, tensors, outputs, flat, flat, self._num_lanes)
+            return self._launch(
+                all_reduce_across, call, opts, tensors, tensors, outputs, flat, flat, self._num_lanes
+            )
         is_small = tensor.nbytes <= SMALL_BYTES
         steps = collectives.all_reduce_small if is_small else collectives.all_reduce
-        return self._launch(steps, call, opts, tensors, outputs, flat, flat, in_place=not is_small)
+        return self._launch(steps, call, opts, tensors, tensors, outputs, flat, flat, in_place=not is_small)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         opts = _options(c10d.AllreduceCoalescedOptions, opts)
@@ -317,7 +325,9 @@ class SharedMemoryGroup(_Base):
         flat, is_source = _flat(tensor), self.rank() == source
         call = Call(Kind.BROADCAST, tensor.dtype, tensor.numel(), source)
         contribution, outputs = (flat, []) if is_source else (None, [(flat, tensor)])
-        return self._launch(collectives.broadcast, call, opts, tensors, outputs, contribution, flat, source)
+        return self._launch(
+            collectives.broadcast, call, opts, tensors, tensors, outputs, contribution, flat, source
+        )
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: datetime.timedelta | None = None
@@ -356,7 +366,7 @@ class SharedMemoryGroup(_Base):
         call = Call(Kind.REDUCE_SCATTER, input.dtype, input.numel())
         flat, result = _flat(input), _flat(output)
         outputs = [(result, output)]
-        return self._launch(collectives.reduce_scatter, call, opts, [output], outputs, flat, flat, result)
+        return self._launch(collectives.reduce_scatter, call, opts, [input], [output], outputs, flat, flat, result)
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -377,7 +387,7 @@ class SharedMemoryGroup(_Base):
         for work in works:
             if not work.is_completed():
                 work.wait()
-        return self._launch(collectives.barrier, Call(Kind.BARRIER, torch.uint8, 0), opts, [], [], None)
+        return self._launch(collectives.barrier, Call(Kind.BARRIER, torch.uint8, 0), opts, [], [], [], None)
 
     # ------------------------------------------------------------------ by gloo
 
@@ -400,6 +410,7 @@ class SharedMemoryGroup(_Base):
         steps: Any,
         call: Call,
         opts: Any,
+        inputs: Sequence[torch.Tensor],
         result: Any,
         outputs: Outputs,
         contribution: torch.Tensor | None,
@@ -419,7 +430,7 @@ class SharedMemoryGroup(_Base):
             is_waited_for=not opts.asyncOp,
             is_inference=any(tensor.is_inference() for pair in outputs for tensor in pair),
         )
-        work = SharedWork(host, collective, result)
+        work = SharedWork(host, collective, result, inputs)
         if opts.asyncOp and call.numel <= 16:
             kept = [other for other in self._small_works if not other.has_been_waited_for]
             self._small_works = [*kept[-MAX_SMALL_WORKS:], work]
@@ -432,7 +443,7 @@ class SharedMemoryGroup(_Base):
         others = [part for rank, part in enumerate(parts) if rank != self.rank()]
         in_place = not any(_overlap(flat, part) for part in others)
         return self._launch(
-            collectives.all_gather, call, opts, result, outputs, flat, flat, parts, in_place=in_place
+            collectives.all_gather, call, opts, [tensor], result, outputs, flat, flat, parts, in_place=in_place
         )
 
     def _keep(self, work: dist.Work) -> dist.Work:

@@ -62,12 +62,13 @@ def test_a_profile_shows_them_as_it_shows_gloos(rank: int) -> None:
     transport = opened()
     tensor = transport.allocate(1000, torch.float32, CPU).fill_(1)
     transport.all_reduce(tensor).wait()  # outside
-    with profile() as seen:
+    with profile(record_shapes=True) as seen:
         for _ in range(3):
             transport.all_reduce(tensor).wait(datetime.timedelta(seconds=60))
     events = [event for event in seen.events() if event.name.startswith("gloo:")]
     assert [event.name for event in events] == ["gloo:all_reduce"] * 3
     assert all(event.is_async and event.time_range.elapsed_us() > 0 for event in events)
+    assert all(event.input_shapes == [[1000]] for event in events)
 
 
 @on_ranks(2)
