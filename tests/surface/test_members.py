@@ -14,6 +14,7 @@ from tests.surface.models import Normed, batch
 # Methods: docs/torch_map.yaml says what answers to each of them, or why nothing does. Attributes: what a delayed
 # all-reduce works on (see modes/delayed.py), and what is in `bucket_bytes_cap` and similar members.
 OMITTED = {
+    "_require_manual_backward_finalization",
     "_register_accum_grad_hook",
     "_accum_grad_hooks",
     "_distributed_rank",
