@@ -73,9 +73,10 @@ def table(rows: Sequence[Row], subject: str, command: str, native: str = NATIVE)
     lines = [
         f"# PyTorch's own tests {of_what}",
         "",
-        f"Made by `{command}`, with torch {versions['torch']} and Python {versions['python']}. The tests are",
-        "those in the installed torch (`torch.testing._internal.distributed`), and nothing of them is copied:",
-        f"[`tests/conformance`](../tests/conformance) puts another {kind} in the place of torch's and runs them.",
+        f"Made by `{command}`, with torch {versions['torch']} and Python {versions['python']}. The tests",
+        "are those of the installed torch (`torch.testing._internal.distributed`). "
+        "[`tests/conformance`](../tests/conformance) puts",
+        f"another {kind} in the place of torch's and runs them.",
         "",
         f"- {theirs}: {summary(row.native for row in rows)}",
         f"- `{subject.removeprefix(BACKEND)}`, where {short} passes: {summary(compared)}",
