@@ -68,7 +68,7 @@ _REASON_CHARACTERS = 160
 
 
 def table(rows: Sequence[Row], subject: str, command: str, native: str = NATIVE) -> str:
-    """Markdown: what was run, the counts; for each suite the tests that do not pass with both, then those that do."""
+    """Markdown: what was run, the counts; for each suite the tests that do not pass with both, then the others."""
     theirs, short, of_what, kind = "torch's own class", "torch's own", "of DDP", "class"
     if subject.startswith(BACKEND):
         theirs = short = native.removeprefix(BACKEND)
