@@ -1,6 +1,6 @@
 """Adapters for a course: the rungs of `reference/` under the tests of Stanford's CS336, assignment 2.
 
-    from examples.cs336 import *  # in the course's tests/adapters.py; with this repository on PYTHONPATH
+    from examples.cs336 import *  # at the end of the course's tests/adapters.py; this repository is on PYTHONPATH
 
 The names and arguments are those that the course publishes, of 2025 and of 2026. docs/courses.md leads from each
 problem of the assignment to its rung.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from minddp.platform import wording
 from tests.conformance.swap import BACKEND, NATIVE
 from tests.conformance.verdict import Status, Verdict
 
@@ -23,6 +24,10 @@ class Row:
     @property
     def conforms(self) -> bool:
         return self.subject is None or self.subject.status is Status.PASS
+
+    @property
+    def passes_both(self) -> bool:
+        return self.subject is not None and self.conforms
 
     @property
     def reason(self) -> str:
@@ -63,7 +68,7 @@ _REASON_CHARACTERS = 160
 
 
 def table(rows: Sequence[Row], subject: str, command: str, native: str = NATIVE) -> str:
-    """Markdown: what was run, the counts, and a table for each suite."""
+    """Markdown: what was run, the counts; for each suite the tests that do not pass with both, then the others."""
     theirs, short, of_what, kind = "torch's own class", "torch's own", "of DDP", "class"
     if subject.startswith(BACKEND):
         theirs = short = native.removeprefix(BACKEND)
@@ -73,18 +78,29 @@ def table(rows: Sequence[Row], subject: str, command: str, native: str = NATIVE)
     lines = [
         f"# PyTorch's own tests {of_what}",
         "",
-        f"Made by `{command}`, with torch {versions['torch']} and Python {versions['python']}. The tests are",
-        "those in the installed torch (`torch.testing._internal.distributed`), and nothing of them is copied:",
-        f"[`tests/conformance`](../tests/conformance) puts another {kind} in the place of torch's and runs them.",
+        f"Made by `{command}`, with torch {versions['torch']} and Python {versions['python']}. The tests",
+        "are those of the installed torch (`torch.testing._internal.distributed`). "
+        "[`tests/conformance`](../tests/conformance) puts",
+        f"another {kind} in the place of torch's and runs them.",
         "",
         f"- {theirs}: {summary(row.native for row in rows)}",
         f"- `{subject.removeprefix(BACKEND)}`, where {short} passes: {summary(compared)}",
     ]
     in_order = sorted(rows, key=lambda row: row.native.test)
     for suite, some in groupby(in_order, key=lambda row: row.native.test.suite):
-        lines += ["", f"## {_SUITES.get(suite, suite)}", ""]
-        lines += ["| test | torch | under test | reason |", "|---|---|---|---|", *map(_line, some)]
+        lines += ["", f"## {_SUITES.get(suite, suite)}", "", *_lines_of(list(some))]
     return "\n".join(lines) + "\n"
+
+
+def _lines_of(rows: Sequence[Row]) -> list[str]:
+    passed = [row.native.test.method for row in rows if row.passes_both]
+    others = [_line(row) for row in rows if not row.passes_both]
+    lines = ["| test | torch | under test | reason |", "|---|---|---|---|", *others] if others else []
+    if passed:
+        lines += [""] if others else []
+        lines += ["<details>", f"<summary>{wording.count(len(passed), 'test')}: pass with both</summary>", ""]
+        lines += [*(f"- {method}" for method in passed), "", "</details>"]
+    return lines
 
 
 def _line(row: Row) -> str:

@@ -35,3 +35,10 @@ def test_only_what_passes_natively_is_compared() -> None:
     assert "| test_b | pass | fail | ValueError: a \\| b in x.py |" in table
     assert "| test_c | skip | not run | no GPU |" in table
     assert "- torch's own class: 1 pass, 1 skip\n- `pkg:Class`, where torch's own passes: 1 fail" in table
+
+
+def test_tests_that_pass_with_both_are_listed_by_name() -> None:
+    row = report.Row(Verdict(TEST, Status.PASS, 1.0), Verdict(TEST, Status.PASS, 1.0))
+    table = report.table([row], "pkg:Class", "python -m it")
+    assert "<summary>1 test: pass with both</summary>\n\n- test_b\n" in table
+    assert "| test |" not in table

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 
 from docs import forecast as page
 from minddp.tools.forecast.link import Link
+from minddp.tools.xray import forecast_command
 
 
 def test_the_page_shows_what_is_predicted_and_was_measured():
     text = page.PAGE.read_text()
     assert page.filled(text) == text, "run `python -m docs.forecast`"
+
+
+def test_the_page_lists_the_options_of_the_command():
+    source, text = inspect.getsource(forecast_command), page.PAGE.read_text()
+    options = re.findall(r'^    add\("([\w-]+)"', source, re.MULTILINE)
+    assert re.findall(r"^\| `([\w-]+)` \|.*\|.*\|$", text, re.MULTILINE) == options
+    assert all(f"| `{column}` |" in text for column in forecast_command.COLUMNS[3:])
 
 
 @pytest.mark.parametrize(

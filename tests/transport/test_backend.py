@@ -615,7 +615,7 @@ def test_a_rank_that_is_killed_is_named_by_all_others() -> None:
             assert time.monotonic() - started < 15
             assert "exit code -9" in failure.value.reports[1]
             for rank in (0, 2):
-                assert "Rank 1 was killed" in failure.value.reports[rank]
+                assert "Rank 1 has ended" in failure.value.reports[rank]
     assert {name for name in set(os.listdir("/dev/shm")) - before if "minddp" in name} == set()
 
 

@@ -271,7 +271,7 @@ def test_the_death_of_a_rank_is_noticed_on_all_hosts(
     assert sorted(reports) == sorted(noticed_by)
     for rank, report in reports.items():
         is_neighbour = {rank, mortal_rank} == {1, 2}
-        neighbours_word = f"Rank {mortal_rank} was killed before all_reduce 3 was done"
+        neighbours_word = f"Rank {mortal_rank} has ended before all_reduce 3 was done"
         assert (neighbours_word if is_neighbour else "between hosts, of ranks 0 and 1") in report, f"rank {rank}"
 
 

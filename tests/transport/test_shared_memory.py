@@ -157,7 +157,7 @@ def test_the_death_of_a_rank_is_an_error_that_names_it(mortal: RankPool, moment:
     reports = failure.value.reports
     assert "exit code -9" in reports[1]
     for rank in (0, 2):
-        assert "Rank 1 was killed before all_reduce 3 was done" in reports[rank]
+        assert "Rank 1 has ended before all_reduce 3 was done" in reports[rank]
 
 
 def die_while_connecting(rank: int) -> None:

@@ -31,7 +31,8 @@ def main_frame() -> FrameType | None:
 def where_is_main_thread() -> str:
     """`train.py:57 in evaluate`: the innermost frame of the main thread outside of libraries, if there is one."""
     frame = innermost = main_frame()
-    while frame is not None and _is_of_a_library(frame.f_code.co_filename):
+    generated = RankState.__init__.__code__  # its file is "<string>", and the main thread may be running it
+    while frame is not None and (_is_of_a_library(frame.f_code.co_filename) or frame.f_code is generated):
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:

@@ -342,8 +342,8 @@ def _reason(name: int, last_message: Leaving | Ended, collective: str) -> str:
     match last_message:
         case Ended():
             return (
-                f"Rank {name} was killed before {collective} was done. Look for the cause there (a crash, out of "
-                f"memory, a signal), and start all ranks again."
+                f"Rank {name} has ended before {collective} was done: its process has exited or was killed. Its "
+                f"output or exit code shows why (a crash, out of memory, a signal). Start all ranks again."
             )
         case Leaving(""):
             return (

@@ -232,7 +232,7 @@ def busy(seconds: float) -> None:
 
 @says("`barrier` (bugs.py:", "backward, at its end", "make each on all ranks or on none", among=WAITS)
 def collective_on_rank_0(rank: int) -> None:
-    """autocast 386, Diffusion-Planner 256, Lightning 19106: rank 0 alone logs, and meets the others therein."""
+    """autocast 386, Diffusion-Planner 256, Lightning 19106: rank 0 alone logs, and its log calls a collective."""
     ddp = DDP(network())
 
     def log(step: int) -> None:
@@ -253,7 +253,7 @@ class Detector(nn.Module):
 
 @says("Rank 1 has not produced gradients for `head.weight`, `head.bias`: backward 6", among=WAITS)
 def head_without_objects(rank: int) -> None:
-    """ultralytics 24675, peft 951: on a batch without objects a rank does not use a head, and then validates."""
+    """ultralytics 24675, peft 951: on a batch without objects a rank does not use a head; then it validates."""
     ddp = DDP(Detector())
     for step, x in enumerate(batches(rank, 6)):
         ddp.zero_grad()
@@ -263,7 +263,7 @@ def head_without_objects(rank: int) -> None:
 
 @says("`barrier` (bugs.py:", "backward, at its end", "`drop_last=True`", "`ddp.join()`", among=WAITS)
 def fewer_batches(rank: int) -> None:
-    """Rank 1 has a batch less, and meets the others again after the epoch."""
+    """Rank 1 has one batch fewer, and joins the others after the epoch."""
     ddp = DDP(network())
     train(ddp, adam(ddp), batches(rank, 10 - rank))
     dist.barrier()
@@ -271,6 +271,6 @@ def fewer_batches(rank: int) -> None:
 
 @says("Rank 1 is between backwards", "bugs.py:", "in busy", among=WAITS)
 def stops_to_evaluate(rank: int) -> None:
-    """Rank 1 is busy for long, so the others wait."""
+    """Rank 1 is busy for a long time, so the others wait."""
     ddp = DDP(network())
     train(ddp, adam(ddp), batches(rank, 10), lambda step: busy(4.0 * rank * (step == 5)))

@@ -109,7 +109,7 @@ def branch_on_one_rank(rank: int, ddp: minddp.DistributedDataParallel) -> None:
     time.sleep(6 * limit_s(ddp))
 
 
-@said("Rank 1 (has exited|was killed)", r"Rank 1 has exited; its own output says why\.")
+@said("Rank 1 (has exited|has ended)", r"Rank 1 has exited; its own output says why\.")
 def dies(rank: int, ddp: minddp.DistributedDataParallel) -> None:
     if rank == FAULTY:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -146,7 +146,7 @@ def accumulates_alone(rank: int, ddp: minddp.DistributedDataParallel) -> None:
     step(ddp)
 
 
-@said("Rank 1 (has exited|was killed)", "Rank 1 has exited")
+@said("Rank 1 (has exited|has ended)", "Rank 1 has exited")
 def data_ends_early(rank: int, ddp: minddp.DistributedDataParallel) -> None:
     """The faulty rank has one batch fewer and leaves, as a script that is at its end."""
     if rank == FAULTY:

@@ -13,7 +13,7 @@ import pytest
 
 import minddp
 from minddp.tools.watchdog import rank_state
-from minddp.tools.watchdog.rank_state import where_is_main_thread
+from minddp.tools.watchdog.rank_state import RankState, where_is_main_thread
 
 
 def frames(*paths: str) -> Any:
@@ -64,3 +64,7 @@ def test_a_script_that_waits_in_the_standard_library_is_named() -> None:
     assert re.fullmatch(
         r"test_rank_state\.py:\d+ in test_a_script_that_waits_in_the_standard_library_is_named", place
     )
+
+
+def test_a_state_made_in_the_main_thread_names_the_script_not_the_generated_init() -> None:
+    assert re.fullmatch(r"test_rank_state\.py:\d+ in test_a_state_made_.*", RankState().where)

@@ -67,7 +67,7 @@ def test_a_diagnosis_counts_if_it_names_the_cause() -> None:
     waits = Played("Stuck: Rank 1 has dropped the module.", 61.0, reports)
     alone = partial(Timed, "accumulates_alone")
     assert timed("accumulates_alone", [waits, Played(ended_after_s=70.0)]) == alone(20.2, 61.0, 61.0)
-    raised = [Played("Stuck: Rank 1 has exited", 1.5), Played("Stuck: Rank 1 was killed", 2.5)]
+    raised = [Played("Stuck: Rank 1 has exited", 1.5), Played("Stuck: Rank 1 has ended", 2.5)]
     assert timed("dies", raised) == Timed("dies", 1.5, 1.5, 2.5)
     assert timed("dies", [Played()]) == Timed("dies", None, None, None)
 

@@ -118,15 +118,15 @@ def error_of(transport: WatchedTransport, error: str) -> str:
 
 def test_a_wait_that_fails_since_another_rank_has_raised_is_told_the_cause(ranks: Ranks) -> None:
     """The rank that raises first drops its module, and the others' waits fail before they look for its verdict."""
-    first = error_of(ranks.transport(0), "Rank 1 was killed")
-    assert "Rank 1 was killed" in first
+    first = error_of(ranks.transport(0), "Rank 1 has ended")
+    assert "Rank 1 has ended" in first
     assert error_of(ranks.transport(1), "Rank 0 has left before all-reduce 7 was done") == first
 
 
 def test_a_wait_that_fails_without_a_store_is_told_its_own_error(ranks: Ranks) -> None:
     transport = ranks.transport()
     with mock.patch.object(transport._inquiry.messages, "_name", side_effect=RuntimeError("the store has ended")):
-        assert "Rank 1 was killed" in error_of(transport, "Rank 1 was killed")
+        assert "Rank 1 has ended" in error_of(transport, "Rank 1 has ended")
 
 
 def test_a_work_that_completes_when_its_wait_times_out_is_no_error(ranks: Ranks) -> None:
