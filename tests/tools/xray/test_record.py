@@ -90,12 +90,11 @@ def test_optimizers_are_recorded_while_it_runs_and_only_then(source: FakeSource)
 
 
 def test_the_plan_at_the_end_is_recorded(source: FakeSource) -> None:
-    recorder = Recorder(source, first_step=0)
+    recorder = Recorder(source)
     source.now = layout([[1, 1]])
     source.emit(EventKind.BUCKETS_REBUILT, 1)
     recorded = recorder.stop()
     assert recorded.plan == source.now
-    assert recorded.first_step == 0
 
 
 # ------------------------------------------------------------------ events of the reducer
