@@ -62,11 +62,6 @@ def make_current(device: torch.device) -> None:
     torch.get_device_module(device).set_device(device)
 
 
-def is_there() -> bool:
-    """True if torch can use an accelerator."""
-    return torch.accelerator.is_available()
-
-
 def peak_memory_bytes(device: torch.device) -> int:
     """The largest size of this process's tensors on an accelerator; on the CPU, of its resident memory."""
     if device.type == "cpu":
