@@ -182,7 +182,6 @@ class NativeSource:
         self._emit(EventKind.BUCKET_LAUNCHED, index)
         group: Any = self._ddp.process_group
         future = group.allreduce([tensor]).get_future()
-        self._emit(EventKind.LAUNCH_END, index)
         if self._events.sink is not None:
             future.add_done_callback(lambda _: self._emit(EventKind.BUCKET_COMPLETED, index))
         value = lambda done: done.value()[0]  # noqa: E731 (referred to below)
