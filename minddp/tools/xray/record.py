@@ -52,7 +52,7 @@ class Recorder(StepWatcher):
         self._first_step = source.steps_taken
         self._sink = self._new_sink()
         self.watch_steps()
-        source.watch(self._sink)
+        source.events.watch(self._sink)
 
     def stop(self) -> RankRecording:
         """End the recording."""
@@ -78,7 +78,7 @@ class Recorder(StepWatcher):
 
     def discard(self) -> None:
         """Record no more."""
-        self._source.unwatch(self._sink)
+        self._source.events.unwatch(self._sink)
         self.ignore_steps()
 
     def _await_completions(self) -> None:

@@ -103,7 +103,7 @@ def source_of(ddp: Any) -> Source:
         return MinddpSource(ddp)
     if isinstance(ddp, TorchDDP):
         return NativeSource.of(ddp)
-    if all(hasattr(ddp, name) for name in ("watch", "unwatch", "plan", "topic")):
+    if all(hasattr(ddp, name) for name in ("events", "plan", "topic")):
         return ddp
     raise TypeError(
         f"minddp.xray records a DistributedDataParallel, minddp's or torch's, but got {type(ddp).__name__}. "
