@@ -234,13 +234,6 @@ def test_two_backwards_that_share_the_parameters_between_them() -> None:
     ddp.reducer.ensure_finished()
 
 
-def test_a_forward_after_an_unfinished_backward_raises() -> None:
-    ddp = FakeDDP(Heads())
-    ddp(X)[0].sum().backward()
-    with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
-        ddp(X)
-
-
 # ------------------------------------------------------------------ interrupted backward
 
 
@@ -456,10 +449,6 @@ def test_the_caller_may_finalize() -> None:
         ddp(X, finalize_at_end=False).sum().backward()
         assert ddp.reducer.phase is Phase.REDUCING
         assert ddp.take_events(EventKind.BUCKET_WAITED) == []
-        with pytest.raises(RuntimeError, match="Expected to have finalized the prior backward"):
-            torch.optim.SGD(ddp.module.parameters(), lr=0.1).step()
-        with pytest.raises(RuntimeError, match="Expected to have finalized the prior backward"):
-            ddp(X)
         ddp.reducer.finish()
         assert ddp.take_events(EventKind.BUCKET_WAITED) == ["bucket waited: 0", "bucket waited: 1"]
         assert ddp.reducer.phase is Phase.IDLE
