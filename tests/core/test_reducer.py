@@ -324,13 +324,6 @@ def test_a_whole_module_in_a_reentrant_checkpoint_is_reduced_in_its_nested_backw
         assert ddp.take_events(EventKind.BACKWARD_END) == ["backward ends"]
 
 
-def test_a_forward_within_a_backward_of_the_wrapper_is_an_error() -> None:
-    ddp = FakeDDP(Scales([0, 1]))
-    ddp.module.scales[0].register_hook(lambda _grad: ddp(X) and None)
-    with pytest.raises(RuntimeError, match="a backward of this wrapper is still running"):
-        ddp.step(X)
-
-
 def test_a_forward_while_a_backward_runs_in_another_thread_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was taken for one that an exception has ended, and dropped."""
     monkeypatch.setattr(backward_end, "FREED_WITHIN_S", 0.01)
