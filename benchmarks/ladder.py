@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from benchmarks.launch import run_ranks
-from minddp.core.events import Event, EventKind, EventSink
+from minddp.core.events import EventKind, EventStream
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.tools.xray.result import Result
 from minddp.tools.xray.sources import Source
@@ -142,7 +142,8 @@ class RungSource:
         self.device = self._named[0][1].device
         self.backend: str = dist.get_backend()
         self.steps_taken = 0
-        self._sink: EventSink | None = None
+        self.events = EventStream()
+        self._emit = self.events.emit
         self._labels: list[str] = []  # of this step's messages
         self._seen: list[str] = []  # of the last whole step's
         self._unpacking = -1
@@ -160,12 +161,6 @@ class RungSource:
     def plan(self) -> BucketPlan:
         params = [ParamSpec(name, param.numel(), param.dtype, param.device) for name, param in self._named]
         return plan_from_groups(params, [*map(self._members, self._seen)], "messages as they were sent")
-
-    def watch(self, sink: EventSink) -> None:
-        self._sink = sink
-
-    def unwatch(self, sink: EventSink) -> None:
-        self._sink = None
 
     # ------------------------------------------------------------------ events
 
@@ -206,7 +201,7 @@ class RungSource:
         self._emit(EventKind.BUCKET_READY, index)
         self._emit(EventKind.BUCKET_LAUNCHED, index)
         work = self._send(tensor, label)
-        if self._sink is not None:
+        if self.events.sink is not None:
             emitted = work.get_future().then(lambda _: self._emit(EventKind.BUCKET_COMPLETED, index))
             self._callbacks.append(emitted)
         return WatchedWork(work, self._close_unpacking, partial(self._on_waited, index))
@@ -229,10 +224,6 @@ class RungSource:
         self._emit(EventKind.BACKWARD_END)
         torch.futures.wait_all(self._callbacks)  # a callback that still runs would abort the interpreter's exit
         self._callbacks.clear()
-
-    def _emit(self, kind: EventKind, subject: int = -1) -> None:
-        if self._sink is not None:
-            self._sink(Event(kind, subject))
 
 
 @dataclass(frozen=True)

@@ -363,7 +363,7 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
     # ------------------------------------------------------------------ copies and pickles
 
     def __getstate__(self) -> dict[str, Any]:
-        if not placement.is_default_group(self.process_group):
+        if not (dist.is_initialized() and self.process_group == _get_default_group()):
             raise RuntimeError(
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group: "
                 "a copy could not know which ranks to average over. Pickle `.module` instead."

@@ -2,8 +2,9 @@
 
 import sys
 
-from minddp.tools.elastic import RankLost, Session, ShareLoader, Step, join
 from minddp.tools.elastic.launcher import main
+from minddp.tools.elastic.session import RankLost, Session, Step, join
+from minddp.tools.elastic.share_data import ShareLoader
 
 __all__ = ["RankLost", "Session", "ShareLoader", "Step", "join"]
 

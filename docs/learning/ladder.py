@@ -52,10 +52,10 @@ def order(name: str, rank: int) -> str:
     events: list[Event] = []
     for _ in range(2):  # the first step shows which message carries which gradients
         events.clear()
-        source.watch(events.append)
+        source.events.watch(events.append)
         loss_of(source.rung, examples_of(rank)).backward()
         source.rung.synchronize()
-        source.unwatch(events.append)
+        source.events.unwatch(events.append)
         optimizer.step()
         optimizer.zero_grad()
     rows = [("backward computes", "the rank sends", "the rank waits for"), *moments(events, source.plan())]

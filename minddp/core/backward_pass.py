@@ -218,7 +218,6 @@ class BackwardPass:
             mode.before_launch(bucket, bucket.comm_buffer)
         self.events.emit(EventKind.BUCKET_LAUNCHED, index)
         reduction = reduce_strategy.launch(bucket, bucket.comm_buffer, is_last=index == len(self.groups_left) - 1)
-        self.events.emit(EventKind.LAUNCH_END, index)
         if self.events.sink is not None:
             reduction.when_complete(partial(self.events.sink, Event(EventKind.BUCKET_COMPLETED, index)))
         return reduction
@@ -231,8 +230,6 @@ class BackwardPass:
         for mode in self.modes:
             mode.before_unpack()
         globally_unused = self.usage_tracker.close()
-        if self.usage_tracker.finds_unused or self.usage_tracker.is_static:
-            self.events.emit(EventKind.USAGE_EXCHANGED)
         for bucket, reduction in zip(self.store.all(), self.reductions, strict=True):
             if reduction is not None:
                 average = reduction.result()

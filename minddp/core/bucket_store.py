@@ -119,7 +119,6 @@ class BucketStore:
         observed, self._observed_order = self._observed_order, None
         if observed is None:
             return False
-        events.emit(EventKind.REBUILD_BEGIN)
         order = torch.tensor(observed, dtype=torch.int64, device=self._params[0].device)
         transport.broadcast(order, source=0).wait()
         self.has_rebuilt = True

@@ -21,7 +21,6 @@ class EventKind(enum.Enum):
     FORWARD_BEGIN = "forward begins"  # no subject
     BUFFERS_BEGIN = "buffers begin to be synchronised"  # no subject
     BUFFERS_BROADCAST = "buffers broadcast"  # number of buffers
-    REBUILD_BEGIN = "buckets begin to be rebuilt"  # no subject
     BUCKETS_REBUILT = "buckets rebuilt"  # number of buckets now
     NO_SYNC = "no_sync"  # no subject: the backward of this forward will stay local
     FORWARD_END = "forward ends"  # no subject
@@ -32,11 +31,9 @@ class EventKind(enum.Enum):
     PACK_END = "packed"  # bucket: that group is in the bucket, and scaled
     BUCKET_READY = "bucket ready"  # bucket: its last gradient has arrived and is packed and scaled
     BUCKET_LAUNCHED = "bucket launched"  # bucket: its all-reduce begins, or its communication hook is called
-    LAUNCH_END = "launch ends"  # bucket: control returns to backward
     COMM_HOOK_RETURNED = "comm hook returned"  # bucket: the communication hook has given its future
     BUCKET_COMPLETED = "bucket completed"  # bucket: the collective itself is complete
     GRADIENTS_COMPLETE = "gradients complete"  # no subject: autograd is done, what is under way is waited for
-    USAGE_EXCHANGED = "usage exchanged"  # no subject: the globally used parameters are known
     BUCKET_WAITED = "bucket waited"  # bucket: its all-reduce is known to be complete
     BUCKET_UNPACKED = "bucket unpacked"  # bucket: the averages are in the gradients
     BACKWARD_END = "backward ends"  # no subject

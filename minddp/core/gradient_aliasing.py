@@ -78,7 +78,9 @@ class BucketAliasing:
         self._slots = bucket.spec.slots
         self._flat = bucket.flat
         self._views = bucket.views
-        self._may_be_aliased = [_is_worth_it(view) and _is_aligned(view) for view in bucket.views]
+        self._may_be_aliased = [
+            _is_worth_it(view) and view.data_ptr() % ALIGNMENT_BYTES == 0 for view in bucket.views
+        ]
         self._aliased = False
         self._references_of_ours = references_to_memory(bucket.flat)
 
@@ -128,7 +130,3 @@ def _references_if_alone() -> tuple[object, ...]:
 
 def _is_worth_it(tensor: torch.Tensor) -> bool:
     return tensor.nbytes >= SMALLEST_BYTES and not streams.has_streams(tensor.device)
-
-
-def _is_aligned(view: torch.Tensor) -> bool:
-    return view.data_ptr() % ALIGNMENT_BYTES == 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores() -> float:
     """The process's affinity, or the quota of its container if that is smaller."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota(control_group("cpu.max"))
+    quota = cpu_quota(read_if_there(CPU_QUOTA))
     return min(float(cores), quota) if quota else float(cores)
 
 
@@ -22,11 +22,6 @@ def cpu_quota(setting: str) -> float | None:
         return None  # "max", or an unknown format
     quota, period = map(int, numbers)
     return quota / period
-
-
-def control_group(*settings: str) -> str:
-    """The container's value of the first of these settings that it has; empty if it has none."""
-    return next(filter(None, (read_if_there(CONTROL_GROUPS / setting) for setting in settings)), "")
 
 
 def read_if_there(path: Path) -> str:

@@ -62,11 +62,6 @@ def make_current(device: torch.device) -> None:
     torch.get_device_module(device).set_device(device)
 
 
-def is_there() -> bool:
-    """True if torch can use an accelerator."""
-    return torch.accelerator.is_available()
-
-
 def peak_memory_bytes(device: torch.device) -> int:
     """The largest size of this process's tensors on an accelerator; on the CPU, of its resident memory."""
     if device.type == "cpu":
@@ -81,11 +76,3 @@ def properties(device: torch.device) -> Any:
 def nccl_version() -> tuple[int, ...] | None:
     """The version of NCCL with which torch was built."""
     return torch.cuda.nccl.version() if dist.is_nccl_available() else None
-
-
-def random_state(device: torch.device) -> torch.Tensor:
-    return torch.get_device_module(device).get_rng_state(device)
-
-
-def set_random_state(state: torch.Tensor, device: torch.device) -> None:
-    torch.get_device_module(device).set_rng_state(state, device)

@@ -99,10 +99,6 @@ def resolve_group(
     return device_mesh.get_group(mesh_dim=0)
 
 
-def is_default_group(group: dist.ProcessGroup) -> bool:
-    return dist.is_initialized() and group == _get_default_group()
-
-
 def check_module(module: nn.Module, ignored: Collection[str], delayed: Iterable[nn.Parameter]) -> None:
     """Raise `RuntimeError` or `ValueError` if the module cannot be trained data-parallel."""
     named = dict(module.named_parameters())

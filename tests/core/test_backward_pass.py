@@ -102,17 +102,6 @@ class Calls:
         return log
 
 
-def test_buckets_are_launched_from_the_head_of_the_plan() -> None:
-    """Three buckets: parameters 2, 1, 0."""
-    calls = Calls()
-    current = calls.backward_pass()
-    for param, launched in ((0, []), (1, []), (2, [0, 1, 2])):
-        current.mark_ready(param)
-        expected = [f"bucket launched: {bucket}" for bucket in launched]
-        assert calls.take("bucket launched", "all") == expected + ["all launched"] * bool(launched)
-        assert len(current.reductions) == len(launched)
-
-
 def test_a_bucket_waits_for_all_of_its_pack_groups() -> None:
     calls = Calls((1, LARGE_BYTES, 1))
     calls.store = BucketStore(calls.params, calls.store.plan.params, Bucket, [UNBOUNDED], [UNBOUNDED])
@@ -124,20 +113,6 @@ def test_a_bucket_waits_for_all_of_its_pack_groups() -> None:
         current.mark_ready(param)
         assert current.groups_left == [left]
     assert calls.take("bucket ready", "bucket launched") == ["bucket ready: 0", "bucket launched: 0"]
-
-
-def test_gradients_are_scaled_while_packed_and_summed_when_waited_for() -> None:
-    calls = Calls()
-    current = calls.backward_pass()
-    current.mark_without_hook([])
-    for param in range(3):
-        current.mark_ready(param)
-    assert [bucket.comm_buffer.tolist() for bucket in calls.store.all()] == [[1.0]] * 3
-    current.wait_and_unpack()
-    assert [param.grad.tolist() for param in calls.params] == [[4.0]] * 3
-    assert calls.take("bucket waited", "bucket unpacked") == [
-        line for bucket in range(3) for line in (f"bucket waited: {bucket}", f"bucket unpacked: {bucket}")
-    ]
 
 
 def test_a_rank_of_weight_zero_contributes_zeros_and_no_nan() -> None:

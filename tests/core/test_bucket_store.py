@@ -224,18 +224,6 @@ def test_pack_groups_are_numbered_through_all_buckets() -> None:
     assert store.pack_groups.per_bucket == [1, 1]
 
 
-def test_an_observed_order_leads_to_one_rebuild() -> None:
-    store, transport, events = store_of(1, 1, 1), FakeTransport(), EventStream()
-    assert store.will_rebuild
-    assert not store.rebuild_if_due(transport, events)
-    store.observe([1, 2, 0])
-    assert store.rebuild_if_due(transport, events)
-    assert [[slot.param for slot in spec.slots] for spec in store.plan.buckets] == [[1, 2], [0]]
-    assert not store.will_rebuild
-    assert not store.rebuild_if_due(transport, events)
-    assert transport.calls == [("broadcast from 0", 3)]
-
-
 def test_other_ranks_agree_on_an_order_anew() -> None:
     store = store_of(1, 1, 1)
     store.observe([1, 2, 0])
@@ -266,13 +254,3 @@ def test_a_small_bucket_may_come_last() -> None:
 
 def test_without_rebuild_no_order_is_awaited() -> None:
     assert not store_of(1, rebuilds=False).will_rebuild
-
-
-def test_a_new_bucket_takes_in_the_gradients_that_exist() -> None:
-    ddp = FakeDDP(two_layers(), gradient_as_bucket_view=True)
-    ddp(torch.ones(1, 2), sync=False).sum().backward()
-    grads = [param.grad for param in ddp.module.parameters()]
-    ddp.reducer.adopt(ddp.reducer.store.plan)
-    for param, grad, view in zip(ddp.reducer.params, grads, ddp.reducer.store.all()[0].views, strict=True):
-        assert param.grad is view
-        assert torch.equal(view, grad)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from minddp.core.bucket import Bucket
-from minddp.core.gradient_aliasing import SMALLEST_BYTES, GradientAliasing, is_held_by_parameter_alone
+from minddp.core.gradient_aliasing import SMALLEST_BYTES, GradientAliasing
 from tests.buckets import COPIED, WORLD, assert_same_bits, bucket_of, grads_of, pack, parameter, share_memory
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import HidesItsOutput
@@ -177,15 +177,6 @@ def test_a_globally_unused_gradient_is_not_aliased() -> None:
     assert_same_bits(grads_of(params), [before[0], before[1] * (1 / WORLD)])
 
 
-def test_references_are_counted() -> None:
-    param = parameter(torch.randn(3))
-    assert is_held_by_parameter_alone(param)
-    view = param.grad[:1]
-    assert not is_held_by_parameter_alone(param)
-    del view
-    assert is_held_by_parameter_alone(param)
-
-
 # ------------------------------------------------------------------ a whole backward
 
 
@@ -209,14 +200,6 @@ def aliased(ddp: FakeDDP) -> dict[str, bool]:
         name: param.grad is not None and param.grad.untyped_storage().data_ptr() in memory
         for name, param in ddp.module.named_parameters()
     }
-
-
-def test_large_gradients_of_a_backward_are_aliased() -> None:
-    ddp = FakeDDP(Layers())
-    for _ in range(3):
-        ddp.module.zero_grad()
-        ddp.step(X)
-        assert all(aliased(ddp).values())
 
 
 def test_a_gradient_from_before_the_backward_is_copied() -> None:

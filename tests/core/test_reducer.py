@@ -41,7 +41,7 @@ def assert_gradients_as_alone(ddp: FakeDDP, output: torch.Tensor | None = None) 
 def test_the_events_of_a_step() -> None:
     ddp = FakeDDP(Scales([0, 1]), bucket_cap_mb_list=ONE_EACH)
     ddp.step(X)
-    of_a_bucket = ("packing begins", "packed", "bucket ready", "bucket launched", "launch ends")
+    of_a_bucket = ("packing begins", "packed", "bucket ready", "bucket launched")
     assert ddp.take_events() == [
         "backward begins",
         *["parameter ready: 1", *(f"{what}: 0" for what in of_a_bucket)],
@@ -234,13 +234,6 @@ def test_two_backwards_that_share_the_parameters_between_them() -> None:
     ddp.reducer.ensure_finished()
 
 
-def test_a_forward_after_an_unfinished_backward_raises() -> None:
-    ddp = FakeDDP(Heads())
-    ddp(X)[0].sum().backward()
-    with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
-        ddp(X)
-
-
 # ------------------------------------------------------------------ interrupted backward
 
 
@@ -329,13 +322,6 @@ def test_a_whole_module_in_a_reentrant_checkpoint_is_reduced_in_its_nested_backw
         x = X.clone().requires_grad_()
         checkpoint(ddp, x, use_reentrant=True).sum().backward()
         assert ddp.take_events(EventKind.BACKWARD_END) == ["backward ends"]
-
-
-def test_a_forward_within_a_backward_of_the_wrapper_is_an_error() -> None:
-    ddp = FakeDDP(Scales([0, 1]))
-    ddp.module.scales[0].register_hook(lambda _grad: ddp(X) and None)
-    with pytest.raises(RuntimeError, match="a backward of this wrapper is still running"):
-        ddp.step(X)
 
 
 def test_a_forward_while_a_backward_runs_in_another_thread_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,10 +442,6 @@ def test_the_caller_may_finalize() -> None:
         ddp(X, finalize_at_end=False).sum().backward()
         assert ddp.reducer.phase is Phase.REDUCING
         assert ddp.take_events(EventKind.BUCKET_WAITED) == []
-        with pytest.raises(RuntimeError, match="Expected to have finalized the prior backward"):
-            torch.optim.SGD(ddp.module.parameters(), lr=0.1).step()
-        with pytest.raises(RuntimeError, match="Expected to have finalized the prior backward"):
-            ddp(X)
         ddp.reducer.finish()
         assert ddp.take_events(EventKind.BUCKET_WAITED) == ["bucket waited: 0", "bucket waited: 1"]
         assert ddp.reducer.phase is Phase.IDLE

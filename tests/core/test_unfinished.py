@@ -92,15 +92,6 @@ def test_the_error_has_torchs_phrases_and_names_parameters_and_ranks(
         assert phrase in text
 
 
-def test_each_set_of_missing_parameters_is_one_warning() -> None:
-    unfinished = reduction_of("a", "b")
-    with logged() as texts:
-        for missing in ([0], [0, 1], [0], [1]):
-            unfinished.warn(missing, rank=1)
-    assert [text.split(":")[1].split(".")[0] for text in texts] == [" a", " a, b", " b"]
-    assert "on rank 1" in texts[0]
-
-
 def test_another_gradient_that_stays_local_is_another_warning() -> None:
     unfinished = reduction_of("a", "b")
     with logged() as texts:

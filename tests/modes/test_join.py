@@ -61,17 +61,9 @@ def train(wrap: Wrap, rank: int, case: dict[str, Any], steps_of_rank: list[int])
             optimizer.step()
             optimizer.zero_grad(set_to_none=number % 2 == 0)
 
-    def evaluate() -> None:
-        ddp.eval()
-        with torch.no_grad():
-            ddp(torch.ones(1, 4))
-        ddp.train()
-
     with ddp.join(**case.get("join", {})):
         for number in range(steps_of_rank[rank]):
             step(number, synchronised=not case.get("accumulates") or number % 2 == 1)
-            if case.get("evaluates"):
-                evaluate()
     trail.append(snapshot(ddp))
     optimizer.zero_grad()
     for number in range(10, 12):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,33 +17,27 @@ def affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
 
 
-def write(folder: Path, files: Mapping[str, str]) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-
-
 @pytest.mark.parametrize(
-    ("files", "usable"),
+    ("quota", "usable"),
     [
-        ({}, 4.0),
-        ({"cpu.max": "max 100000\n"}, 4.0),
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        ({"cpu.max": "50000 100000\n"}, 0.5),
-        ({"cpu.max": "900000 100000\n"}, 4.0),
-        ({"cpu.max": "100000\n"}, 4.0),
-        ({"cpu.max": "100000 0\n"}, 4.0),
-        ({"cpu.max": "nonsense, of three words"}, 4.0),
-        ({"cpu.max": "\ufffd"}, 4.0),
+        (None, 4.0),
+        ("max 100000\n", 4.0),
+        ("150000 100000\n", 1.5),
+        ("50000 100000\n", 0.5),
+        ("900000 100000\n", 4.0),
+        ("100000\n", 4.0),
+        ("100000 0\n", 4.0),
+        ("nonsense, of three words", 4.0),
+        ("\ufffd", 4.0),
     ],
 )
 @pytest.mark.usefixtures("affinity")
 def test_the_smaller_of_affinity_and_quota(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: Mapping[str, str], usable: float
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str | None, usable: float
 ) -> None:
-    write(tmp_path, files)
-    monkeypatch.setattr(cores, "CONTROL_GROUPS", tmp_path)
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(cores, "CPU_QUOTA", tmp_path / "cpu.max")
     assert cores.usable_cores() == usable
 
 
@@ -52,18 +45,11 @@ def test_the_smaller_of_affinity_and_quota(
 def test_where_the_system_has_no_affinity_the_machine_counts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cores, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(cores, "CPU_QUOTA", tmp_path / "cpu.max")
     monkeypatch.delattr(os, "sched_getaffinity")
     assert cores.usable_cores() == 8.0
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert cores.usable_cores() == 1.0
-
-
-def test_the_first_setting_that_exists_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    write(tmp_path, {"memory.max": "", "memory/limit": " 17\n", "last": "18"})
-    monkeypatch.setattr(cores, "CONTROL_GROUPS", tmp_path)
-    assert cores.control_group("memory.max", "memory/limit", "last") == "17"
-    assert cores.control_group("none", "memory.max") == ""
 
 
 def test_a_file_that_cannot_be_read_sets_no_limit(tmp_path: Path) -> None:

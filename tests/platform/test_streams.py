@@ -40,8 +40,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         current_stream=lambda device: f"current of {device}",
         is_current_stream_capturing=lambda: True,
         set_device=lambda device: log.append(("set_device", device)),
-        get_rng_state=lambda device: log.append(("get_rng_state", device)) or "a state",
-        set_rng_state=lambda state, device: log.append(("set_rng_state", state, device)),
         device_count=lambda: 3,
         get_device_properties=lambda device: f"properties of {device}",
     )
@@ -72,12 +70,7 @@ def test_values_for_a_device_with_streams_are_copied_from_pinned_memory(monkeypa
 
 def test_what_a_device_is_asked_for_by_its_name(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     streams.make_current(CUDA)
-    streams.set_random_state(streams.random_state(CUDA), CUDA)
-    assert [entry for entry in asked if entry != CUDA] == [
-        ("set_device", CUDA),
-        ("get_rng_state", CUDA),
-        ("set_rng_state", "a state", CUDA),
-    ]
+    assert [entry for entry in asked if entry != CUDA] == [("set_device", CUDA)]
     assert streams.num_devices("cuda") == 3
     assert streams.properties(CUDA) == "properties of cuda:1"
 

@@ -147,14 +147,3 @@ def test_after_a_hook_has_raised_the_next_step_works(rank: int) -> None:
     fails.append(False)
     ddp(torch.full((2, 3), float(rank))).sum().backward()
     assert torch.equal(*of_all_ranks(ddp.module.body.weight.grad))
-
-
-@on_ranks(2)
-def test_without_a_hook_rank_0s_buffers_are_broadcast(rank: int) -> None:
-    """Also one that the module replaces. `seen` is rank 0's sum of steps 0 and 1, and this rank's own of step 2;
-    `local` is this rank's own sum."""
-    ddp = minddp.DistributedDataParallel(Net())
-    for step in range(3):
-        ddp(torch.full((2, 3), float(rank + step))).sum().backward()
-    assert ddp.module.seen[0].item() == 0 + 1 + (rank + 2)
-    assert ddp.module.local.item() == 6 * (rank + (rank + 1) + (rank + 2))

@@ -46,7 +46,6 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if place is not None:
         be_rank(settings, place)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     try:
         launch(streams.num_devices("cuda") or 2, "minddp", ["doctor", *arguments])
     except RanksFailed as error:

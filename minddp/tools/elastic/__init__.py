@@ -18,8 +18,3 @@ gives the same result on any rank:
 So the ranks may change between steps, and a training can go on when some are lost. See [Note: generations], and
 docs/elastic.md for the files of this part.
 """
-
-from minddp.tools.elastic.session import RankLost, Session, Step, join
-from minddp.tools.elastic.share_data import ShareLoader
-
-__all__ = ["RankLost", "Session", "ShareLoader", "Step", "join"]

@@ -64,7 +64,7 @@ class LogicalRanks(Mode, StepWatcher):
         After the loop, gradients are the mean over all shares, added to the earlier `.grad`. Buffers are share 0's.
         """
         strategy, here = self._strategy, self._strategy.here
-        strategy.begin_step()
+        strategy.held.clear()
         earlier = [None if param.grad is None else param.grad.clone() for param in self._params]
         buffers = _copies(self._current_buffers())
         self._saved = buffers, earlier

@@ -64,23 +64,20 @@ class TreeReduceStrategy:
         self.here = deal(num_shares, transport.world_size)[transport.rank]
         self._num_shares = num_shares
         self._nodes = [_nodes_of(block, num_shares) for block in deal(num_shares, transport.world_size)]
-        self._held: list[tuple[range, list[torch.Tensor]]] = []  # sums of shares: a gradient for each parameter
+        self.held: list[tuple[range, list[torch.Tensor]]] = []  # sums of shares: a gradient for each parameter
 
     def begin_pass(self) -> Scaling:
         return Scaling()
 
-    def begin_step(self) -> None:
-        self._held.clear()
-
     def hold(self, share: int, grads: list[torch.Tensor]) -> None:
         """Add the gradients of the next share to the held sums. Overwrites the gradients."""
-        append(self._held, range(share, share + 1), grads, self._num_shares, _add_to_right)
+        append(self.held, range(share, share + 1), grads, self._num_shares, _add_to_right)
 
     def launch(self, bucket: Any, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
         """`contents` are the gradients of this rank's last share. Begin the first exchange."""
         assert isinstance(bucket, Bucket)
         assert contents is bucket.comm_buffer
-        sums = [(shares, [held[slot.param] for slot in bucket.spec.slots]) for shares, held in self._held]
+        sums = [(shares, [held[slot.param] for slot in bucket.spec.slots]) for shares, held in self.held]
         append(sums, self.here[-1:], bucket.views, self._num_shares, _add_to_right)
         parts = [torch.empty_like(contents) for _ in sums[:-1]]
         for part, (_, values) in zip(parts, sums, strict=False):

@@ -1,4 +1,4 @@
-"""Starts ranks on this machine by torch's own launcher, and reports how they ended.
+"""Starts ranks on this machine by torchrun, and reports how they ended.
 
 Each rank is one process `python -m MODULE ARGUMENTS` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its
 environment, as under torchrun.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -47,24 +45,16 @@ def launch(nproc: int, module: str, arguments: Sequence[str], max_restarts: int 
     Raises:
         RanksFailed: a rank failed or was killed. Stopped: the launcher received a signal.
     """
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed import run as torchrun
 
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=nproc,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # port 0: any free port
-        local_addr="localhost",
-        max_restarts=max_restarts,
-        signals_to_handle=",".join(each.name for each in (*STOP_SIGNALS, signal.SIGQUIT)),
-    )
+    signals = ",".join(each.name for each in (*STOP_SIGNALS, signal.SIGQUIT))
+    options = ["--standalone", "--local-addr=localhost", f"--signals-to-handle={signals}"]
+    options += [f"--nproc-per-node={nproc}", f"--max-restarts={max_restarts}"]
     disabled = logging.root.manager.disable
     logging.disable()  # torch's launcher logs what `RanksFailed` and `Stopped` say
     try:
         with torch_errors_translated():
-            elastic_launch(config, sys.executable)("-m", module, *arguments)
+            torchrun.run(torchrun.get_args_parser().parse_args([*options, "-m", module, *arguments]))
     finally:
         logging.disable(disabled)
 

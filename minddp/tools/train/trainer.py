@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import minddp
-from minddp.platform import streams
 from minddp.tools.train.batches import Batch, Batches, validation_batches
 from minddp.tools.train.checkpoint import State
 from minddp.tools.train.metrics import Averages, Means
@@ -133,7 +132,7 @@ class Trainer:
         """Everything that determines how the run continues. Collective."""
         random = {"cpu": torch.get_rng_state()}  # of models; samples have random states of their own
         if self.world.device.type != "cpu":
-            random["device"] = streams.random_state(self.world.device)
+            random["device"] = torch.get_device_module(self.world.device).get_rng_state(self.world.device)
         random_of_ranks: list[Any] = [None] * self.world.size
         dist.all_gather_object(random_of_ranks, random, group=self.world.control)
         return {
@@ -163,4 +162,4 @@ class Trainer:
         random = state["random_of_ranks"][self.world.rank]
         torch.set_rng_state(random["cpu"])
         if "device" in random and self.world.device.type != "cpu":
-            streams.set_random_state(random["device"], self.world.device)
+            torch.get_device_module(self.world.device).set_rng_state(random["device"], self.world.device)

@@ -15,13 +15,13 @@ import platform
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+import torch
 
 from minddp.core.events import Event, EventKind, EventSink
+from minddp.core.optimizer_steps import StepWatcher
 from minddp.platform import streams
 from minddp.tools.forecast.gradient_clock import DeviceClock
 from minddp.tools.xray.peers import now_ns
@@ -35,10 +35,10 @@ CAPACITY = 2**17
 Row = tuple[int, Event, Any]  # time, event, and on a device its stamp
 
 
-class Recorder:
+class Recorder(StepWatcher):
     """Records the events of one rank's source, and its optimizers' steps, from now on until `stop`."""
 
-    def __init__(self, source: Source, first_step: int | None = None):
+    def __init__(self, source: Source):
         self._ring: deque[Row] = deque(maxlen=CAPACITY)
         # The clock of the device, and its time in the host's
         self._device = source.device
@@ -49,13 +49,10 @@ class Recorder:
             self._first_ns = now_ns()
         # The senders of events
         self._source = source
-        self._first_step = source.steps_taken if first_step is None else first_step
+        self._first_step = source.steps_taken
         self._sink = self._new_sink()
-        self._optimizer_hooks = [
-            register_optimizer_step_pre_hook(partial(self._emit, EventKind.OPTIMIZER_BEGIN)),
-            register_optimizer_step_post_hook(partial(self._emit, EventKind.OPTIMIZER_END)),
-        ]
-        source.watch(self._sink)
+        self.watch_steps()
+        source.events.watch(self._sink)
 
     def stop(self) -> RankRecording:
         """End the recording."""
@@ -81,9 +78,8 @@ class Recorder:
 
     def discard(self) -> None:
         """Record no more."""
-        self._source.unwatch(self._sink)
-        for hook in self._optimizer_hooks:
-            hook.remove()
+        self._source.events.unwatch(self._sink)
+        self.ignore_steps()
 
     def _await_completions(self) -> None:
         """Another thread reports a completion, possibly a moment after the wait for the collective has ended."""
@@ -94,8 +90,11 @@ class Recorder:
                 return
             time.sleep(0.001)
 
-    def _emit(self, kind: EventKind, *_: Any) -> None:
-        self._sink(Event(kind))
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._sink(Event(EventKind.OPTIMIZER_BEGIN))
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._sink(Event(EventKind.OPTIMIZER_END))
 
     def _new_sink(self) -> EventSink:
         append, clock = self._ring.append, now_ns

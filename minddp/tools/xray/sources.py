@@ -22,11 +22,10 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from minddp.core.autograd import tensors_in
-from minddp.core.events import EventKind, EventSink, EventStream
+from minddp.core.autograd import call_at_end_of_backward, call_when_gradient_enters
+from minddp.core.events import EventKind, EventStream
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
 from minddp.ddp import DistributedDataParallel
 
@@ -49,6 +48,7 @@ class Source(Protocol):
     device: torch.device
     backend: str
     adds_after_s: float
+    events: EventStream
 
     @property
     def store(self) -> dist.Store | None: ...
@@ -61,11 +61,6 @@ class Source(Protocol):
 
     def plan(self) -> BucketPlan:
         """The gradients of each bucket at present."""
-
-    def watch(self, sink: EventSink) -> None:
-        """Send every event to `sink` from now on, until `unwatch`."""
-
-    def unwatch(self, sink: EventSink) -> None: ...
 
 
 class MinddpSource:
@@ -82,7 +77,7 @@ class MinddpSource:
         self.device = ddp.device
         self.backend: str = dist.get_backend(ddp.process_group)
         self.adds_after_s = transport.adds_after_s
-        self.watch, self.unwatch = self._reducer.events.watch, self._reducer.events.unwatch
+        self.events = self._reducer.events
 
     @property
     def topic(self) -> str:
@@ -112,8 +107,8 @@ class NativeSource:
         group: Any = ddp.process_group
         named = [(name, param) for name, param in ddp.module.named_parameters() if param.requires_grad]
         self._ddp = ddp
-        self._events = EventStream()
-        self.watch, self.unwatch, self._emit = self._events.watch, self._events.unwatch, self._events.emit
+        self.events = EventStream()
+        self._emit = self.events.emit
         self._params = [ParamSpec(name, p.numel(), p.dtype, p.device) for name, p in named]
         self._index_of = {param: index for index, (_, param) in enumerate(named)}
         self._buckets: dict[int, tuple[int, ...]] = {}
@@ -152,18 +147,16 @@ class NativeSource:
         if torch.is_grad_enabled() and not self._ddp.require_backward_grad_sync:
             self._emit(EventKind.NO_SYNC)
         elif torch.is_grad_enabled():
-            for tensor in tensors_in(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(lambda _grad: self._begin_backward())
+            call_when_gradient_enters(output, self._begin_backward)
         self._emit(EventKind.FORWARD_END)
 
-    def _begin_backward(self) -> None:
+    def _begin_backward(self, *_: Any) -> None:
         if not self._in_backward:
             self._in_backward = True
             self._emit(EventKind.BACKWARD_BEGIN)
             # Callbacks run in the order in which they are queued. Torch's wrapper queues its own, which waits and
             # copies back, when its last bucket leaves: ours runs before it, and queues one that runs after it.
-            Variable._execution_engine.queue_callback(self._on_gradients_complete)
+            call_at_end_of_backward(self._on_gradients_complete)
 
     def _on_gradient(self, index: int, _param: torch.Tensor) -> None:
         if not self._ddp.require_backward_grad_sync:
@@ -175,15 +168,14 @@ class NativeSource:
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket as torch does without a hook."""
         index = bucket.index()
-        if index not in self._buckets or self._events.sink is not None:
+        if index not in self._buckets or self.events.sink is not None:
             self._buckets[index] = tuple(self._index_of[param] for param in bucket.parameters())
         self._emit(EventKind.BUCKET_READY, index)
         tensor = bucket.buffer().mul_(1 / self.world_size)
         self._emit(EventKind.BUCKET_LAUNCHED, index)
         group: Any = self._ddp.process_group
         future = group.allreduce([tensor]).get_future()
-        self._emit(EventKind.LAUNCH_END, index)
-        if self._events.sink is not None:
+        if self.events.sink is not None:
             future.add_done_callback(lambda _: self._emit(EventKind.BUCKET_COMPLETED, index))
         value = lambda done: done.value()[0]  # noqa: E731 (referred to below)
         self._callbacks = [*(alive for alive in self._callbacks if alive() is not None), weakref.ref(value)]
@@ -202,7 +194,7 @@ class NativeSource:
 
     def _on_gradients_complete(self) -> None:
         self._emit(EventKind.GRADIENTS_COMPLETE)
-        Variable._execution_engine.queue_callback(self._on_backward_end)
+        call_at_end_of_backward(self._on_backward_end)
 
     def _on_backward_end(self) -> None:
         self._in_backward = False

@@ -36,8 +36,8 @@ def record_process(setting: str) -> None:
 class Wrappers:
     """Records `steps` of the first DistributedDataParallel that trains in this process.
 
-    Steps are counted from 0 by the forwards that follow a synchronised backward. After `steps` the recording is
-    saved to `files`, and `then` is called.
+    Steps are counted from 0, by synchronised backwards. After `steps` the recording is saved to `files`, and `then`
+    is called.
     """
 
     def __init__(
@@ -52,8 +52,6 @@ class Wrappers:
         # The module that trains
         self._module: Any = None
         self._xray: XRay | None = None
-        self._step = -1
-        self._was_synchronised = True
         self._has_others = False  # that train
         self._hooks = [register_module_module_registration_hook(self._on_registration)]
 
@@ -80,19 +78,18 @@ class Wrappers:
             return
         if self._xray is None:
             self._module = module
-            self._xray = XRay(module, title=self._title, first_step=self._range.start)
+            self._xray = XRay(module, title=self._title)
         if module is not self._module:
             if not self._has_others:
                 self._has_others = True
                 first = type(self._module.module).__name__
                 _log.warning("Several modules train: x-ray records the first, %s.", first)
             return
-        self._step += self._was_synchronised
-        self._was_synchronised = bool(getattr(module, "require_backward_grad_sync", True))
-        if self._state == "before" and self._step in self._range:
+        step = self._xray.source.steps_taken
+        if self._state == "before" and step in self._range:
             self._state = "open"
             self._xray.start()
-        elif self._state == "open" and self._step >= self._range.stop:
+        elif self._state == "open" and step >= self._range.stop:
             self._end(self._xray)
 
     def _end(self, xray: XRay, error: BaseException | None = None) -> None:

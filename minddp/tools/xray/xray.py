@@ -28,7 +28,6 @@ class XRay:
     Args:
         ddp: minddp's wrapper; torch's, as far as it can be watched (see `sources.py`); or a `Source`.
         title: its name in pictures; by default the module's class.
-        first_step: the number of the first step recorded; by default the number of synchronised backwards before.
         limit_s: how long to wait at the end for other ranks that record.
     """
 
@@ -37,12 +36,10 @@ class XRay:
         ddp: nn.Module | Source,
         *,
         title: str | None = None,
-        first_step: int | None = None,
         limit_s: float = LIMIT_S,
     ):
-        self._source = source_of(ddp)
-        self._title = title or self._source.title
-        self._first_step = first_step
+        self.source = source_of(ddp)
+        self._title = title or self.source.title
         self._limit_s = limit_s
         # The recording under way, and its result
         self._recorder: Recorder | None = None
@@ -58,8 +55,8 @@ class XRay:
     def start(self) -> None:
         """Record from now on. Call it between two steps, so that the first one is whole."""
         self._result = None
-        self._peers = Peers(self._source, self._limit_s)
-        self._recorder = Recorder(self._source, self._first_step)
+        self._peers = Peers(self.source, self._limit_s)
+        self._recorder = Recorder(self.source)
 
     def stop(self, error: BaseException | None = None) -> None:
         """End the recording and gather the recordings of all ranks; discard it if an `error` ends it."""
@@ -70,7 +67,7 @@ class XRay:
             self._peers.leave()
             return
         ranks, notes, is_first = self._peers.gather(recorder.stop())
-        recording = Recording(self._title, ranks, self._source.wrapper, notes, self._source.has_plan)
+        recording = Recording(self._title, ranks, self.source.wrapper, notes, self.source.has_plan)
         self._result = Result(recording, is_first=is_first)
 
     @property
@@ -106,7 +103,7 @@ def source_of(ddp: Any) -> Source:
         return MinddpSource(ddp)
     if isinstance(ddp, TorchDDP):
         return NativeSource.of(ddp)
-    if all(hasattr(ddp, name) for name in ("watch", "unwatch", "plan", "topic")):
+    if all(hasattr(ddp, name) for name in ("events", "plan", "topic")):
         return ddp
     raise TypeError(
         f"minddp.xray records a DistributedDataParallel, minddp's or torch's, but got {type(ddp).__name__}. "

@@ -18,7 +18,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import minddp
 from minddp.tools.watchdog.check import Check
@@ -186,39 +185,6 @@ class Steps(Check):
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.num_begun += 1
-
-
-def test_a_guard_may_be_collected_while_an_optimizer_calls_its_hooks() -> None:
-    """As garbage is, at any moment: torch goes through all hooks, and fails if some go missing."""
-
-    class Collects(Steps):
-        def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-            guards.clear()
-
-    param, steps, guards = nn.Parameter(torch.zeros(1)), Steps(), list[Guard]()
-    optimizer = torch.optim.SGD([param])
-    first = guard_of(param, Collects())
-    guards.append(guard_of(param, steps))
-    optimizer.step()
-    first.close()
-    assert steps.num_begun == 0
-
-
-def num_step_hooks() -> tuple[int, int]:
-    return len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)
-
-
-def test_guards_that_are_gone_leave_no_hook_behind() -> None:
-    """A search over hyperparameters wraps hundreds of modules in one process: each left two hooks of all steps."""
-    param = nn.Parameter(torch.zeros(1))
-    first = guard_of(param, Steps())
-    before = num_step_hooks()
-    others = [guard_of(param, Steps()) for _ in range(20)]
-    others[0].close()
-    others.clear()
-    gc.collect()
-    assert num_step_hooks() == before
-    first.close()
 
 
 def test_a_guard_that_is_closed_sees_no_further_step() -> None:

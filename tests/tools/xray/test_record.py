@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from minddp.core.events import Event, EventKind, EventSink
+from minddp.core.events import EventKind, EventStream
 from minddp.core.plan import BucketPlan
 from minddp.core.reducer import Reducer
 from minddp.tools.xray import record
@@ -26,21 +26,12 @@ class FakeSource:
     steps_taken = 5
 
     def __init__(self) -> None:
-        self.sinks: list[EventSink] = []
+        self.events = EventStream()
+        self.emit = self.events.emit
         self.now = layout([[1], [1]])
 
     def plan(self) -> BucketPlan:
         return self.now
-
-    def watch(self, sink: EventSink) -> None:
-        self.sinks.append(sink)
-
-    def unwatch(self, sink: EventSink) -> None:
-        self.sinks.remove(sink)
-
-    def emit(self, kind: EventKind, subject: int = -1) -> None:
-        for sink in self.sinks:
-            sink(Event(kind, subject))
 
 
 @pytest.fixture
@@ -64,7 +55,7 @@ def test_events_are_kept_with_their_time_in_order(source: FakeSource, earlier: i
     times = [before, *(event.t_ns for event in recorded.events), recorded.stopped_ns, time.perf_counter_ns()]
     assert times == sorted(times)
     assert recorded.first_step == 5
-    assert source.sinks == []
+    assert source.events.sink is None
 
 
 def test_the_ring_keeps_the_latest(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,12 +81,11 @@ def test_optimizers_are_recorded_while_it_runs_and_only_then(source: FakeSource)
 
 
 def test_the_plan_at_the_end_is_recorded(source: FakeSource) -> None:
-    recorder = Recorder(source, first_step=0)
+    recorder = Recorder(source)
     source.now = layout([[1, 1]])
     source.emit(EventKind.BUCKETS_REBUILT, 1)
     recorded = recorder.stop()
     assert recorded.plan == source.now
-    assert recorded.first_step == 0
 
 
 # ------------------------------------------------------------------ events of the reducer
