@@ -12,5 +12,5 @@
 | how are the ranks' recordings gathered? | `peers.py` |
 | what is a recording, and a step? | `recording.py`; from its events `reading.py` makes the steps of `timeline.py` |
 | which change would make a step shorter? | `analysis.py` tries some, `model.py` predicts |
-| how is it shown? | in the terminal: `words.py`; in a browser: `page/` |
+| how is it shown? | in the terminal: `words.py`; `page/`; in Perfetto: `chrome_trace.py` |
 """

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.chrome_trace import trace_events
 from minddp.tools.xray.page import render
 from minddp.tools.xray.recording import Recording
 from minddp.tools.xray.words import explain
@@ -16,7 +17,12 @@ from minddp.tools.xray.words import explain
 RECORDING = "minddp"  # under this key in a .json file
 
 
-SUFFIXES = (".html", ".json")
+def _dump(analysis: Analysis) -> str:
+    content = {RECORDING: analysis.recording.to_dict(), "traceEvents": trace_events(analysis)}
+    return json.dumps(content, separators=(",", ":"))
+
+
+WRITERS = {".html": render, ".json": _dump}
 
 
 class Result:
@@ -31,7 +37,9 @@ class Result:
         return Analysis(self.recording)
 
     def save(self, path: str | Path) -> None:
-        """Write a page (.html) or the recording itself (.json), which `load` reads; on the first rank only.
+        """Write a page (.html) or the recording itself (.json), by the suffix; on the first rank only.
+
+        `load` and ui.perfetto.dev open the .json file.
 
         Raises:
             ValueError: another suffix, or no step was recorded.
@@ -39,10 +47,9 @@ class Result:
         path = Path(path)
         if not self.is_first:
             return
-        if path.suffix not in SUFFIXES:
-            raise ValueError(f"The suffix of {path} is not known: it must be one of {', '.join(SUFFIXES)}.")
-        page = render(self.analysis)  # raises without a step
-        text = page if path.suffix == ".html" else json.dumps({RECORDING: self.recording.to_dict()})
+        if path.suffix not in WRITERS:
+            raise ValueError(f"The suffix of {path} is not known: it must be one of {', '.join(WRITERS)}.")
+        text = WRITERS[path.suffix](self.analysis)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 

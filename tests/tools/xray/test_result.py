@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from minddp.core.plan import plan_from_registration
+from minddp.tools.xray.analysis import Analysis
+from minddp.tools.xray.chrome_trace import trace_events
 from minddp.tools.xray.result import Result, load
 from tests.tools.xray.made_up import Rank, layout, recording
 
@@ -30,6 +32,7 @@ def test_what_was_saved_is_loaded_again_and_nothing_else(tmp_path: Path) -> None
     Result(made).save(path := tmp_path / "step.json")
     assert load(path).recording == made
     saved = json.loads(path.read_text())
+    assert saved["traceEvents"] == trace_events(Analysis(made))
     path.write_text(json.dumps({"minddp": {**saved["minddp"], "format": 99}}))
     with pytest.raises(ValueError, match=r"of format 99, but this minddp reads format \d+; record it again"):
         load(path)
