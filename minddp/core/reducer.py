@@ -66,9 +66,7 @@ class Reducer:
         self.num_passes = 0  # synchronised backwards so far
         self.finalizes_at_end = True  # if not, the caller of backward calls `finish`. Set it in phase IDLE
         self.futures: list[Any] = []  # the end of the next synchronised backward calls their `wait`
-        self._last_entered: set[int] | None = (
-            None  # of the forward whose backward was reduced last, see `_hook_outputs`
-        )
+        self._last_entered: set[int] | None = None  # of the forward reduced last, see `_hook_outputs`
         self._further_backward = -1  # a backward that entered at another output of that forward
         self._expects_average = False  # the latest forward was synchronised, and no local gradient was warned of
 
@@ -107,9 +105,8 @@ class Reducer:
         self.events.emit(EventKind.NO_SYNC)
         self._expects_average = False
         if self.phase is Phase.PREPARED and self.usage_tracker.is_recording:
-            self._hook_outputs(
-                output
-            )  # as torch: its backward takes the place of the one that an earlier forward lacks
+            # As in torch, its backward takes the place of the one that an earlier forward lacks.
+            self._hook_outputs(output)
             self.unfinished.warn_of_early(self.transport.rank)
 
     def _make_pass(self, *, is_further: bool = False) -> None:
