@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from minddp.tools.audit.loss import Loss, read_loss
-from minddp.tools.audit.sketch import NUMBERS, Sketcher
+from minddp.tools.audit.sketch import Sketcher
 from minddp.tools.watchdog.rank_state import where_is_main_thread
 
 
@@ -88,7 +88,7 @@ class GradientRecorder:
         self.steps: list[StepSketches] = []
         self._weight, self._on_step = weight, on_step
         self._places = {id(one.param): place for place, one in enumerate(params)}
-        self._sketchers = [Sketcher(i, one.param.numel(), one.param.device) for i, one in enumerate(params)]
+        self._sketcher = Sketcher([one.param for one in params])
         self._step: StepSketches | None = None  # under way
         self._depth = 0  # of nested backwards
         self._undo = ExitStack()
@@ -132,25 +132,28 @@ class GradientRecorder:
             return original(outputs, *args, **kwargs)
         finally:
             self._depth -= 1
+            self._take_backward()
 
     def _begin(self, root: Any) -> None:
         if self._close_step():
             self._on_step(len(self.steps))
         if self._step is None:
-            self._step = StepSketches(self._zeros(), self._zeros(), np.zeros(len(self.params), bool))
-            for place, (_, param, _) in enumerate(self.params):
-                if param.grad is not None:
-                    self._step.left[place] = self._sketchers[place](param.grad)
+            for place, one in enumerate(self.params):
+                if one.param.grad is not None:
+                    self._sketcher.add(place, one.param.grad)
+            left = self._sketcher.take()
+            self._step = StepSketches(left, torch.zeros_like(left), np.zeros(len(self.params), bool))
         loss = read_loss(root)
         loss.elements = self._weight() or loss.elements
-        self._step.micro_batches.append(MicroBatch(where_is_main_thread(), loss, self._zeros()))
-
-    def _zeros(self) -> Tensor:
-        return torch.zeros(len(self.params), NUMBERS, dtype=torch.float64, device=self.params[0].param.device)
+        self._step.micro_batches.append(MicroBatch(where_is_main_thread(), loss, 0.0))
 
     def _on_gradient(self, place: int, grad: Tensor | None) -> None:
         if self._step is not None and grad is not None and self._depth:
-            self._step.micro_batches[-1].sketches[place] += self._sketchers[place](grad)
+            self._sketcher.add(place, grad)
+
+    def _take_backward(self) -> None:
+        if self._step is not None:
+            self._step.micro_batches[-1].sketches += self._sketcher.take()
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """The hook of optimizers; returns other arguments if there is a closure."""
@@ -170,12 +173,17 @@ class GradientRecorder:
         groups = [] if optimizer is None else optimizer.param_groups
         params = [param for group in groups for param in group["params"]] or [one.param for one in self.params]
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, by which this optimizer divides itself
+        if self._step is None:
+            return
+        self._take_backward()  # of which a hook may call the optimizer
+        places = []
         for param in params:
-            place = self._places.get(id(param), -1)
-            if self._step is not None and place >= 0 and param.grad is not None:
-                sketch = self._sketchers[place](param.grad)
-                self._step.final[place] = sketch if scale is None else sketch / scale
-                self._step.are_final[place] = True
+            if param.grad is not None and (place := self._places.get(id(param), -1)) >= 0:
+                self._sketcher.add(place, param.grad)
+                places.append(place)
+        sketches = self._sketcher.take()[places]
+        self._step.final[places] = sketches if scale is None else sketches / scale
+        self._step.are_final[places] = True
 
     def _clip(self, original: Callable[..., Any], params: Any, most: float, norm: Tensor, *more: Any) -> Any:
         """Behind `clip_grad_norm_`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import minddp
@@ -19,30 +19,49 @@ from reference import oracle
 from tests.ranks import of_all_ranks, on_ranks
 from tests.tools.audit.wrappers import batches, small
 
-CPU = torch.device("cpu")
+SHAPES = (3,), (1024,), (5, 700), (1021,), (300, 1000), (1,)
+PARAMS = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
 
 
-@pytest.mark.parametrize("shape", [(3,), (1024,), (5, 700), (300, 1000)])
-def test_the_sketch_is_linear(shape: tuple[int, ...]) -> None:
-    sketch = Sketcher(7, torch.Size(shape).numel(), CPU)
-    a, b = torch.randn(2, *shape, dtype=torch.float64)
-    assert torch.allclose(sketch(2 * a - 3 * b), 2 * sketch(a) - 3 * sketch(b), atol=1e-9)
-    assert torch.equal(sketch(a), Sketcher(7, a.numel(), CPU)(a))
+def sketch(sketcher: Sketcher, *grads: Tensor) -> Tensor:
+    for place, grad in enumerate(grads):
+        sketcher.add(place, grad)
+    return sketcher.take()
+
+
+def test_the_sketch_is_linear() -> None:
+    sketcher = Sketcher(PARAMS)
+    a, b = ([torch.randn_like(param) for param in PARAMS] for _ in range(2))
+    both = sketch(sketcher, *(2 * one - 3 * other for one, other in zip(a, b, strict=True)))
+    assert torch.allclose(both, 2 * sketch(sketcher, *a) - 3 * sketch(sketcher, *b), atol=1e-9)
+    assert torch.equal(sketch(sketcher, *a), sketch(Sketcher(PARAMS), *a))  # as on another rank
+    assert not sketch(sketcher).any()
 
 
 def test_the_sketch_keeps_lengths() -> None:
-    """On average over parameters, within the noise of 64 numbers."""
+    """On average over gradients, within the noise of 64 numbers."""
     grads = torch.randn(200, 5000, dtype=torch.float64)
-    ratios = [float(Sketcher(i, 5000, CPU)(grad).norm() / grad.norm()) for i, grad in enumerate(grads)]
-    assert sum(ratios) / len(ratios) == pytest.approx(1, abs=0.03)
+    sketches = sketch(Sketcher([*grads]), *grads)
+    assert float((sketches.norm(dim=1) / grads.norm(dim=1)).mean()) == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sketch_is_exact_up_to_the_rounding_of_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under autocast, and of a gradient that is converted block by block."""
+    monkeypatch.setattr("minddp.tools.audit.sketch.BLOCK", 10_000)
+    grad = torch.randn(300, 1000).to(dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = sketch(Sketcher([grad]), grad)
+    exact = sketch(Sketcher([grad.double()]), grad.double())
+    assert float((found - exact).norm() / exact.norm()) < 5e-7
 
 
 def test_a_sparse_gradient_has_the_sketch_of_the_dense_one() -> None:
     dense = torch.zeros(500, 12, dtype=torch.float64)
     dense[[3, 40, 499]] = torch.randn(3, 12, dtype=torch.float64)
-    sketch = Sketcher(0, dense.numel(), CPU)
-    assert torch.allclose(sketch(dense.to_sparse(1)), sketch(dense))
-    assert torch.allclose(sketch(dense.to_sparse()), sketch(dense))
+    sketcher = Sketcher([dense])
+    assert torch.allclose(sketch(sketcher, dense.to_sparse(1)), sketch(sketcher, dense))
+    assert torch.allclose(sketch(sketcher, dense.to_sparse()), sketch(sketcher, dense))
 
 
 def test_the_factor_of_a_loss_and_its_elements() -> None:
