@@ -17,37 +17,39 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 NUMBERS = 64
 COLUMNS = 512  # more are less exact in float32
-BLOCK = 2**24  # elements; larger gradients are converted to float32 one block of rows after another
+BLOCK_ROWS = 2**15  # of another precision are converted at once
 
 
 class Sketcher:
     """Adds up the gradients of some `params`, and sketches all of them at once."""
 
     def __init__(self, params: Sequence[Tensor]):
-        self._widths = [row_length(param.numel()) for param in params]
-        counts = [param.numel() // width for param, width in zip(params, self._widths, strict=True)]
+        widths = [row_length(param.numel()) for param in params]
+        counts = [param.numel() // width for param, width in zip(params, widths, strict=True)]
         dtype = torch.float64 if any(param.dtype == torch.float64 for param in params) else torch.float32
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(2, (COLUMNS + sum(counts),), generator=generator).to(params[0].device) * 2.0 - 1.0
-        self._columns, self._row_signs = signs[:COLUMNS].to(dtype), signs[COLUMNS:].double()
+        columns, self._row_signs = signs[:COLUMNS].to(dtype), signs[COLUMNS:].double()
         numbers = [NUMBERS * place + torch.arange(count) * NUMBERS // count for place, count in enumerate(counts)]
         self._numbers = torch.cat(numbers).to(signs.device)
         self._sums = torch.zeros(sum(counts), dtype=dtype, device=signs.device)
-        blocks = [max(1, BLOCK // width) for width in self._widths]
-        parts = zip(self._sums.split(counts), blocks, strict=True)
-        self._sums_of = [part.split(rows) for part, rows in parts]
+        of_params = zip(zip(counts, widths, strict=True), self._sums.split(counts), strict=True)
+        self._of_param = [(shape, columns[: shape[1]], sums) for shape, sums in of_params]
 
     def add(self, place: int, grad: Tensor) -> None:
         """A gradient of parameter `place`; of a DTensor, this rank's part."""
-        width, sums = self._widths[place], self._sums_of[place]
+        shape, columns, sums = self._of_param[place]
         grad = among_zeros(grad) if isinstance(grad, DTensor) else grad.to_dense()
-        rows = grad.detach().reshape(-1, width)
-        for some, of_some in zip(rows.split(len(sums[0])) if len(sums) > 1 else [rows], sums, strict=True):
-            of_some.addmv_(some.to(of_some), self._columns[:width])  # in place: autocast would round
+        rows = grad.detach().reshape(shape)
+        if rows.dtype == sums.dtype and rows.device == sums.device:
+            sums.addmv_(rows, columns)  # in place: autocast would round
+            return
+        for some, of_some in zip(rows.split(BLOCK_ROWS), sums.split(BLOCK_ROWS), strict=True):
+            of_some.addmv_(some.to(of_some), columns)
 
     def take(self) -> Tensor:
         """The sketches, [parameters, 64], of all that was added since the last call."""
-        sketches = self._row_signs.new_zeros(NUMBERS * len(self._widths))
+        sketches = self._row_signs.new_zeros(NUMBERS * len(self._of_param))
         sketches.index_add_(0, self._numbers, self._sums * self._row_signs)
         self._sums.zero_()
         return sketches.view(-1, NUMBERS)
