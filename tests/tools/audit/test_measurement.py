@@ -72,9 +72,28 @@ def test_the_factor_of_a_loss_and_its_elements() -> None:
     loss = read_loss(cross_entropy(x, y, reduction="sum") * 2 / torch.tensor(12))
     assert (loss.factor, loss.elements, loss.is_mean) == (pytest.approx(3 / 6), 3, False)
     loss = read_loss(cross_entropy(x, y, reduction="none").sum() / 3)
-    assert (loss.factor, loss.elements, loss.is_mean) == (pytest.approx(4 / 3), 4, False)
+    assert (loss.factor, loss.elements, loss.is_mean) == (1, 3, False)
     loss = read_loss((x.square().mean() + 0.1 * x.sum()) * 2.0**10)
     assert (loss.factor, loss.elements, loss.is_mean) == (1024.0, 20, True)
+
+
+def test_padding_does_not_count() -> None:
+    """Of four labels one is ignored, or its loss is multiplied by 0."""
+    x, y = torch.randn(4, 5, requires_grad=True), torch.tensor([0, -100, 2, 3])
+    mask, of_classes = (y != -100).float(), torch.tensor([0.5, 1.0, 2.0, 3.0, 1.0])
+    each = cross_entropy(x, y, reduction="none")
+    known = cross_entropy(x, y.clamp(min=0), reduction="none")
+    three = Loss(elements=3, is_mean=True)
+    assert read_loss(cross_entropy(x, y)) == three
+    assert read_loss(cross_entropy(x[None].mT, y[None], label_smoothing=0.1)) == three
+    assert read_loss(known[mask.bool()].mean()) == three
+    of_sum = Loss(elements=3)
+    for loss in (each.sum() / 3, (known * mask).sum() / mask.sum(), (mask * known.view(2, 2).view(4)).sum() / 3):
+        assert read_loss(loss) == of_sum
+    assert read_loss((known.view(2, 2)[:, None] * mask.view(2, 1, 2)).mean()) == Loss(0.75, 0.75, elements=3)
+    assert read_loss(cross_entropy(x, y, weight=of_classes)) == Loss(elements=5.5, is_mean=True)
+    assert read_loss(cross_entropy(x, y, weight=of_classes, reduction="sum") / 5.5).factor == pytest.approx(1)
+    assert read_loss(cross_entropy(x[0], y[0], reduction="none")) == Loss(elements=1)
 
 
 def test_the_page_says_it_too(tmp_path: Path) -> None:
