@@ -464,7 +464,7 @@ def run(rank: int, name: str, seed: int) -> Outcome | None:
         return None
     step, error = audit.report.steps[0], 0.0
     if weights is not None:
-        places = {source: place for place, source in enumerate(step.sources) if source.ago == 0}
+        places = {source[:2]: place for place, source in enumerate(step.sources) if source.ago == 0}
         group = step.groups[0]
         assert len(places) == weights[0].size, "a micro-batch was not seen"
         found = np.stack([group.weights[:, places[at]] for at in sorted(places)], 1).reshape(weights.shape)

@@ -46,7 +46,9 @@ def test_the_sketch_keeps_lengths() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sketch_is_exact_up_to_the_rounding_of_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sketch_is_exact_up_to_the_rounding_of_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also under autocast, and of a gradient that is converted block by block."""
     monkeypatch.setattr("minddp.tools.audit.sketch.BLOCK_ROWS", 100)
     grad = torch.randn(300, 1000).to(dtype)
