@@ -130,6 +130,24 @@ def test_any_weights_are_found_and_agree_with_the_oracle(rank: int) -> None:
         assert group.residual < 1e-9
 
 
+def test_optimizers_that_step_within_the_backward() -> None:
+    """One for each parameter, as soon as its gradient is added: the rest of the backward is still to come."""
+    model = small()
+    for param in model.parameters():
+        optimizer = torch.optim.SGD([param], lr=0.1)
+
+        def step(param: Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        param.register_post_accumulate_grad_hook(step)
+    with minddp.audit(model, warm_up=2) as audit:
+        for x, y in batches(0, 4):
+            cross_entropy(model(x), y).backward()
+    assert audit.report.verdicts()[0].kind == "right", audit.report.verdicts()
+    assert [group.params for group in audit.report.steps[0].groups] == [tuple(range(6))]
+
+
 @on_ranks(2)
 def test_what_trains_is_not_changed(rank: int) -> None:
     """The same bits with an audit, and no hook is left."""
