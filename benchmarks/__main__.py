@@ -18,6 +18,7 @@ QUESTIONS = {
     "everything": "all of the above in this order, with the same options",
     "scaling": "how fast are 1, 2, 4, ... ranks, weak and strong?",
     "parts": "how much does a step gain by each optimisation, and lose by the guard, check_finite and x-ray?",
+    "audit": "how much longer is a step that minddp.audit audits?",
     "hosts": "how long does a step take on two hosts with a slow network between them? (needs root)",
     "fewer_bytes": "what do hooks that send fewer bytes save between two hosts, and cost in loss? (needs root)",
     "forecast": "are steps on other numbers of ranks and hosts as forecast predicts? (needs root)",

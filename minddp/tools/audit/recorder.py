@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -22,8 +21,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
+from minddp.platform import wording
 from minddp.tools.audit.loss import Loss, read_loss
-from minddp.tools.audit.sketch import NUMBERS, Sketcher
+from minddp.tools.audit.sketch import Sketcher
 from minddp.tools.watchdog.rank_state import where_is_main_thread
 
 
@@ -33,7 +33,7 @@ class MicroBatch:
 
     line: str
     loss: Loss
-    sketches: Any
+    sketches: Any = 0.0
 
 
 class Clip(NamedTuple):
@@ -63,7 +63,11 @@ class AuditedParam(NamedTuple):
 
 
 def audited_params(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> list[AuditedParam]:
-    """The optimizers' parameters, or the model's; named as in the model."""
+    """The optimizers' parameters, or the model's; named as in the model.
+
+    Raises:
+        RuntimeError: FSDP2 has not made its tensors yet, or a parameter is sharded by something else.
+    """
     modules = [] if model is None else [it for it in model.modules() if isinstance(it, FSDPModule)]
     groups: list[Any] = [group for it in modules for group in it._get_fsdp_state()._fsdp_param_groups]
     sharded = [param for group in groups for param in group.fsdp_params]
@@ -72,12 +76,17 @@ def audited_params(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> 
     arrives_in = {id(param.sharded_param): param._unsharded_param for param in sharded}
     names = {} if model is None else {id(param): name for name, param in model.named_parameters()}
     found = [param for one in optimizers for group in one.param_groups for param in group["params"]]
-    params = dict.fromkeys(found or ([] if model is None else model.parameters()))
-    return [
+    params = [
         AuditedParam(names.get(id(param), f"parameter {place}"), param, arrives_in.get(id(param), param))
-        for place, param in enumerate(params)
+        for place, param in enumerate(dict.fromkeys(found or ([] if model is None else model.parameters())))
         if param.requires_grad
     ]
+    if parts := [one.name for one in params if isinstance(one.arrives_in, DTensor)]:
+        raise RuntimeError(
+            f"Of {wording.names(parts)} a rank has a part of each gradient (tensor parallelism), and an audit "
+            "needs the whole. Audit the script without parallelize_module."
+        )
+    return params
 
 
 class GradientRecorder:
@@ -88,7 +97,7 @@ class GradientRecorder:
         self.steps: list[StepSketches] = []
         self._weight, self._on_step = weight, on_step
         self._places = {id(one.param): place for place, one in enumerate(params)}
-        self._sketchers = [Sketcher(i, one.param.numel(), one.param.device) for i, one in enumerate(params)]
+        self._sketcher = Sketcher([one.param for one in params])
         self._step: StepSketches | None = None  # under way
         self._depth = 0  # of nested backwards
         self._undo = ExitStack()
@@ -132,25 +141,34 @@ class GradientRecorder:
             return original(outputs, *args, **kwargs)
         finally:
             self._depth -= 1
+            self._take_backward()
 
     def _begin(self, root: Any) -> None:
         if self._close_step():
             self._on_step(len(self.steps))
         if self._step is None:
-            self._step = StepSketches(self._zeros(), self._zeros(), np.zeros(len(self.params), bool))
-            for place, (_, param, _) in enumerate(self.params):
-                if param.grad is not None:
-                    self._step.left[place] = self._sketchers[place](param.grad)
+            left, _ = self._sketch([one.param for one in self.params])
+            self._step = StepSketches(left, torch.zeros_like(left), torch.zeros(len(left), dtype=torch.bool))
         loss = read_loss(root)
         loss.elements = self._weight() or loss.elements
-        self._step.micro_batches.append(MicroBatch(where_is_main_thread(), loss, self._zeros()))
-
-    def _zeros(self) -> Tensor:
-        return torch.zeros(len(self.params), NUMBERS, dtype=torch.float64, device=self.params[0].param.device)
+        self._step.micro_batches.append(MicroBatch(where_is_main_thread(), loss))
 
     def _on_gradient(self, place: int, grad: Tensor | None) -> None:
         if self._step is not None and grad is not None and self._depth:
-            self._step.micro_batches[-1].sketches[place] += self._sketchers[place](grad)
+            self._sketcher.add(place, grad)
+
+    def _take_backward(self) -> None:
+        if self._step is not None:
+            self._step.micro_batches[-1].sketches += self._sketcher.take()
+
+    def _sketch(self, params: Iterable[Tensor]) -> tuple[Tensor, list[int]]:
+        """Sketches of their `.grad`, [parameters, 64], and the places of those that have one."""
+        places = []
+        for param in params:
+            if param.grad is not None and (place := self._places.get(id(param), -1)) >= 0:
+                self._sketcher.add(place, param.grad)
+                places.append(place)
+        return self._sketcher.take(), places
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """The hook of optimizers; returns other arguments if there is a closure."""
@@ -167,15 +185,15 @@ class GradientRecorder:
 
     def take(self, optimizer: Optimizer | None = None) -> None:
         """Sketch the gradients that are about to be used: the optimizer's, or all."""
+        if self._step is None:
+            return
         groups = [] if optimizer is None else optimizer.param_groups
         params = [param for group in groups for param in group["params"]] or [one.param for one in self.params]
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, by which this optimizer divides itself
-        for param in params:
-            place = self._places.get(id(param), -1)
-            if self._step is not None and place >= 0 and param.grad is not None:
-                sketch = self._sketchers[place](param.grad)
-                self._step.final[place] = sketch if scale is None else sketch / scale
-                self._step.are_final[place] = True
+        self._take_backward()  # in which a hook may have called the optimizer
+        sketches, places = self._sketch(params)
+        self._step.final[places] = sketches[places] / (1.0 if scale is None else scale)
+        self._step.are_final[places] = True
 
     def _clip(self, original: Callable[..., Any], params: Any, most: float, norm: Tensor, *more: Any) -> Any:
         """Behind `clip_grad_norm_`."""

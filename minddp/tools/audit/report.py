@@ -45,12 +45,12 @@ class Judge:
         now = [place for place, source in enumerate(step.sources) if source.ago == 0]
         places = [place for place in now if np.isfinite(group.weights[:, place]).all()] or now
         self.rank, self.number = np.array([step.sources[place][:2] for place in places]).T
-        self.per_rank = max(source.batch for source in step.batches) + 1
-        batches = [step.batches[step.sources[place]] for place in places]
-        losses, self._at = [batch.loss for batch in batches], f"(backward at {batches[0].line})"
+        self.per_rank = max(step.sources[place].number for place in now) + 1
+        batches = {place: step.sources[place].batch for place in now}
+        losses, self._at = [batches[place].loss for place in places], f"(backward at {batches[places[0]].line})"
         counts = np.array([loss.elements for loss in losses], float)
         self._counts_are_equal = np.ptp(counts) <= CLOSE * counts.max()
-        self.expected = counts / sum(batch.loss.elements for batch in step.batches.values())
+        self.expected = counts / sum(batch.loss.elements for batch in batches.values())
         self._weights = np.nan_to_num(group.weights[:, places])  # [observers, micro-batches]
         # The shares, which should add up to 1, by each way to read the losses; first one by which all is right
         factors = [loss.whole_factor for loss in losses], [loss.factor for loss in losses]
@@ -82,7 +82,7 @@ class Judge:
         return found._replace(text=f"{text[0].upper()}{text[1:]}.")
 
     def _are_equal(self, *sources: GradientPart) -> bool:
-        a, b = (self.step.batches[it].sketches if it.ago == 0 else np.nan for it in sources)
+        a, b = (it.batch.sketches if it.ago == 0 else np.nan for it in sources)
         return bool(np.linalg.norm(a - b) <= EQUAL * np.linalg.norm(a))
 
     def _total(self, shares: Any) -> float:

@@ -1,39 +1,63 @@
 """The sketch of a gradient: 64 numbers that are linear in it.
 
-Element i of the flat parameter is multiplied by a random sign, the product of one of its row i // 1024 and one of
-its column i % 1024, and added to number i % 64. The signs depend on the parameter's place in a list, so they are
-equal on all ranks, and the sketches of a parameter's shards, among zeros, add up to that of the whole. Sums are in
-float64, over blocks of rows that fit into a cache.
+The flat parameter is cut into rows of equal length, at most 512. First, each row is added up with a random sign for
+each column: one product of a matrix with a vector, which reads the gradient once. Then number i is the sum of the
+i-th 64th of the rows, with a random sign for each: one operation for all parameters, in float64. Signs are equal on
+all ranks, so the sketches of a parameter's shards, among zeros, add up to that of the whole.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.nn.functional import pad
 
 NUMBERS = 64
-COLUMNS = 1024
-BLOCK_ROWS = 256
+COLUMNS = 512  # more are less exact in float32
+BLOCK_ROWS = 2**15  # of another precision are converted at once
 
 
 class Sketcher:
-    """Sketches gradients of one parameter of `numel` elements; `seed` is its place."""
+    """Adds up the gradients of some `params`, and sketches all of them at once."""
 
-    def __init__(self, seed: int, numel: int, device: torch.device):
-        generator = torch.Generator().manual_seed(seed)
-        signs = torch.randint(0, 2, (COLUMNS + -(-numel // COLUMNS),), generator=generator).to(device) * 2.0 - 1.0
-        self._columns, self._rows = signs[:COLUMNS].double(), signs[COLUMNS:].double()
+    def __init__(self, params: Sequence[Tensor]):
+        widths = [row_length(param.numel()) for param in params]
+        counts = [param.numel() // width for param, width in zip(params, widths, strict=True)]
+        dtype = torch.float64 if any(param.dtype == torch.float64 for param in params) else torch.float32
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(2, (COLUMNS + sum(counts),), generator=generator).to(params[0].device) * 2.0 - 1.0
+        columns, self._row_signs = signs[:COLUMNS].to(dtype), signs[COLUMNS:].double()
+        numbers = [NUMBERS * place + torch.arange(count) * NUMBERS // count for place, count in enumerate(counts)]
+        self._numbers = torch.cat(numbers).to(signs.device)
+        self._sums = torch.zeros(sum(counts), dtype=dtype, device=signs.device)
+        of_params = zip(zip(counts, widths, strict=True), self._sums.split(counts), strict=True)
+        self._of_param = [(shape, columns[: shape[1]], sums) for shape, sums in of_params]
 
-    def __call__(self, grad: Tensor) -> Tensor:
-        """[64], float64. Of a DTensor it is this rank's part: the parts of all ranks add up to the sketch."""
-        flat = (among_zeros(grad) if isinstance(grad, DTensor) else grad.detach().to_dense()).reshape(-1)
-        sums = torch.zeros_like(self._columns)
-        for signs, block in zip(self._rows.split(BLOCK_ROWS), flat.split(BLOCK_ROWS * COLUMNS), strict=True):
-            sums += signs @ pad(block.double(), (0, -len(block) % COLUMNS)).view(-1, COLUMNS)
-        return (sums * self._columns).view(-1, NUMBERS).sum(0)
+    def add(self, place: int, grad: Tensor) -> None:
+        """A gradient of parameter `place`; of a DTensor, this rank's part."""
+        shape, columns, sums = self._of_param[place]
+        grad = among_zeros(grad) if isinstance(grad, DTensor) else grad.to_dense()
+        rows = grad.detach().reshape(shape)
+        if rows.dtype == sums.dtype and rows.device == sums.device:
+            sums.addmv_(rows, columns)  # in place: autocast would round
+            return
+        for some, of_some in zip(rows.split(BLOCK_ROWS), sums.split(BLOCK_ROWS), strict=True):
+            of_some.addmv_(some.to(of_some), columns)
+
+    def take(self) -> Tensor:
+        """The sketches, [parameters, 64], of all that was added since the last call."""
+        sketches = self._row_signs.new_zeros(NUMBERS * len(self._of_param))
+        sketches.index_add_(0, self._numbers, self._sums * self._row_signs)
+        self._sums.zero_()
+        return sketches.view(-1, NUMBERS)
+
+
+def row_length(elements: int) -> int:
+    """The largest that divides the elements into 64 rows or more."""
+    return next((width for width in range(min(COLUMNS, elements // NUMBERS), 1, -1) if elements % width == 0), 1)
 
 
 def among_zeros(grad: DTensor) -> Tensor:

@@ -8,11 +8,12 @@ nothing explains another one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from minddp.tools.audit.loss import Loss
 from minddp.tools.audit.recorder import Clip, MicroBatch, StepSketches
 from minddp.tools.audit.sketch import NUMBERS
 
@@ -23,11 +24,12 @@ TINY = 1e-300
 
 
 class GradientPart(NamedTuple):
-    """A column: a backward of a rank, `ago` steps before; or what that step has left in `.grad`, with batch -1."""
+    """A column: backward `number` of a rank, `ago` steps before; or what that step has left in `.grad`, with -1."""
 
     rank: int
-    batch: int
-    ago: int = 0
+    number: int
+    ago: int
+    batch: MicroBatch
 
 
 class Group(NamedTuple):
@@ -47,7 +49,6 @@ class Group(NamedTuple):
 class AuditedStep(NamedTuple):
     """A step of all ranks, with the clips of each."""
 
-    batches: dict[GradientPart, MicroBatch]
     clips: list[list[Clip]]
     sources: tuple[GradientPart, ...]
     groups: tuple[Group, ...]
@@ -60,42 +61,39 @@ def solve_step(ranks: Sequence[StepSketches], before: Sequence[StepSketches], is
     Raises:
         ValueError: a gradient is infinite or not a number, or no optimizer has stepped on one.
     """
-    batches = batches_of(ranks, 0)
-    columns = {source: batch.sketches for source, batch in batches.items()}
-    finals, left = np.stack([rank.final for rank in ranks]), np.stack([rank.left for rank in ranks])
-    are_final = np.stack([rank.are_final for rank in ranks])
+    finals, left, are_final = (np.stack([getattr(it, of) for it in ranks]) for of in ("final", "left", "are_final"))
     if is_sharded:
         finals, left = finals.sum(0, keepdims=True), left.sum(0, keepdims=True)
     else:  # a rank without a gradient has left it to another one, as in ZeRO
         owners = np.where(are_final, np.arange(len(ranks))[:, None], are_final.argmax(0))
         finals = finals[owners, np.arange(finals.shape[1])]
-    columns |= {GradientPart(number, -1, 1): values for number, values in enumerate(left)}
-    if not all(np.isfinite(values).all() for values in (finals, *columns.values())):
+    parts = [
+        *parts_of(ranks, 0),
+        *(GradientPart(rank, -1, 1, MicroBatch("", Loss(), one)) for rank, one in enumerate(left)),
+    ]
+    if not all(np.isfinite(values).all() for values in (finals, *(part.batch.sketches for part in parts))):
         raise ValueError("a gradient is infinite or not a number.")
     are_stepped = are_final.any(0)
-    if not any(batch.sketches[are_stepped].any() for batch in batches.values()):
+    if not any(part.batch.sketches[are_stepped].any() for part in parts if part.ago == 0):
         raise ValueError("no optimizer has stepped on a parameter with a gradient.")
-    problem = Problem(columns, finals, are_stepped)
+    problem = Problem(parts, finals, are_stepped)
     if before and problem.largest_miss > EXPLAINED:
-        older = {source: batch.sketches for source, batch in batches_of(before, 1).items()}
-        longer = Problem(columns | older, finals, are_stepped)
+        longer = Problem([*parts, *parts_of(before, 1)], finals, are_stepped)
         problem = longer if longer.largest_miss < problem.largest_miss / 2 else problem
-    clips = [rank.clips for rank in ranks]
-    return AuditedStep(batches, clips, problem.sources, problem.groups())
+    return AuditedStep([rank.clips for rank in ranks], problem.sources, problem.groups())
 
 
-def batches_of(ranks: Sequence[StepSketches], ago: int) -> dict[GradientPart, MicroBatch]:
-    return {
-        GradientPart(r, b, ago): batch for r, rank in enumerate(ranks) for b, batch in enumerate(rank.micro_batches)
-    }
+def parts_of(ranks: Sequence[StepSketches], ago: int) -> Iterator[GradientPart]:
+    for rank, step in enumerate(ranks):
+        yield from (GradientPart(rank, number, ago, batch) for number, batch in enumerate(step.micro_batches))
 
 
 class Problem:
-    """`columns` [parameters, 64] by source, and `finals` [observers, parameters, 64]; only of those stepped on."""
+    """Columns, and `finals` [observers, parameters, 64]; only of the parameters stepped on."""
 
-    def __init__(self, columns: dict[GradientPart, Any], finals: Any, are_stepped: Any):
-        self.sources = tuple(source for source, column in columns.items() if source.ago == 0 or column.any())
-        both = np.stack([*(columns[source] for source in self.sources), *finals])
+    def __init__(self, parts: Sequence[GradientPart], finals: Any, are_stepped: Any):
+        self.sources = tuple(part for part in parts if part.ago == 0 or part.batch.sketches.any())
+        both = np.stack([*(source.batch.sketches for source in self.sources), *finals])
         size = np.sqrt((both**2).sum(2)).max(0) * are_stepped
         self.params = np.flatnonzero(size).tolist()
         # [parameters, 64, sources], [parameters, 64, observers]: each parameter counts alike, whatever its size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -40,6 +41,7 @@ def where_is_main_thread() -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
+@functools.cache  # an audit asks in each backward
 def _is_of_a_library(path: str) -> bool:
     """True for the standard library, minddp, torch and all installed packages."""
     is_installed = not INSTALLED.isdisjoint(Path(path).parts)

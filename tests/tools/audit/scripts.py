@@ -46,6 +46,7 @@ class Place:
         kind = self.dice.choice([torch.optim.SGD, torch.optim.AdamW])
         self.optimizer = kind(self.model.parameters(), lr=0.01)
         self.data = torch.Generator().manual_seed(1000 * seed + rank)
+        self.masks = self.dice.random() < 0.5
 
     def batch(self, size: int = 6, scale: float = 1.0) -> tuple[Tensor, Tensor]:
         x = scale * torch.randn(size, 12, generator=self.data)
@@ -56,6 +57,13 @@ class Place:
         x, y = self.batch(12)
         y[: self.own_dice.randint(1, 3) * (1 + 2 * (self.rank == self.at_rank))] = IGNORED
         return x, y
+
+    def of_tokens(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The mean over the labels that count: by an ignore index, or by a mask."""
+        if not self.masks:
+            return cross_entropy(logits, y)
+        mask = (y != IGNORED).float()
+        return (cross_entropy(logits, y.clamp(min=0), reduction="none") * mask).sum() / mask.sum()
 
     def loss(self, module: Callable[[Tensor], Tensor] | None = None, **options: Any) -> Tensor:
         x, y = self.batch(**options)
@@ -189,7 +197,7 @@ def mean_of_means(at: Place) -> Result:
 
     def step() -> None:
         x, y = at.padded()
-        cross_entropy(ddp(x), y).backward()
+        at.of_tokens(ddp(x), y).backward()
 
     return at.train(step), "tokens", at.weights()
 
@@ -200,7 +208,7 @@ def mean_of_means_accumulated(at: Place) -> Result:
     def step() -> None:
         for _ in range(at.batches):
             x, y = at.padded()
-            (cross_entropy(at.model(x), y) / at.batches).backward()
+            (at.of_tokens(at.model(x), y) / at.batches).backward()
 
     return at.train(step, at.average), "tokens", at.weights()
 
@@ -370,7 +378,7 @@ def right_token_means(at: Place) -> Result:
         tokens = sum((y != IGNORED).sum() for _, y in batches)
         dist.all_reduce(tokens)
         for x, y in batches:
-            (cross_entropy(at.model(x), y) * (y != IGNORED).sum() / tokens).backward()
+            (at.of_tokens(at.model(x), y) * (y != IGNORED).sum() / tokens).backward()
 
     return at.train(step, partial(at.average, 1)), "right", at.weights(at.ranks)
 
@@ -456,7 +464,7 @@ def run(rank: int, name: str, seed: int) -> Outcome | None:
         return None
     step, error = audit.report.steps[0], 0.0
     if weights is not None:
-        places = {source: place for place, source in enumerate(step.sources) if source.ago == 0}
+        places = {source[:2]: place for place, source in enumerate(step.sources) if source.ago == 0}
         group = step.groups[0]
         assert len(places) == weights[0].size, "a micro-batch was not seen"
         found = np.stack([group.weights[:, places[at]] for at in sorted(places)], 1).reshape(weights.shape)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import minddp
@@ -19,30 +19,51 @@ from reference import oracle
 from tests.ranks import of_all_ranks, on_ranks
 from tests.tools.audit.wrappers import batches, small
 
-CPU = torch.device("cpu")
+SHAPES = (3,), (1024,), (5, 700), (1021,), (300, 1000), (1,)
+PARAMS = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
 
 
-@pytest.mark.parametrize("shape", [(3,), (1024,), (5, 700), (300, 1000)])
-def test_the_sketch_is_linear(shape: tuple[int, ...]) -> None:
-    sketch = Sketcher(7, torch.Size(shape).numel(), CPU)
-    a, b = torch.randn(2, *shape, dtype=torch.float64)
-    assert torch.allclose(sketch(2 * a - 3 * b), 2 * sketch(a) - 3 * sketch(b), atol=1e-9)
-    assert torch.equal(sketch(a), Sketcher(7, a.numel(), CPU)(a))
+def sketch(sketcher: Sketcher, *grads: Tensor) -> Tensor:
+    for place, grad in enumerate(grads):
+        sketcher.add(place, grad)
+    return sketcher.take()
+
+
+def test_the_sketch_is_linear() -> None:
+    sketcher = Sketcher(PARAMS)
+    a, b = ([torch.randn_like(param) for param in PARAMS] for _ in range(2))
+    both = sketch(sketcher, *(2 * one - 3 * other for one, other in zip(a, b, strict=True)))
+    assert torch.allclose(both, 2 * sketch(sketcher, *a) - 3 * sketch(sketcher, *b), atol=1e-9)
+    assert torch.equal(sketch(sketcher, *a), sketch(Sketcher(PARAMS), *a))  # as on another rank
+    assert not sketch(sketcher).any()
 
 
 def test_the_sketch_keeps_lengths() -> None:
-    """On average over parameters, within the noise of 64 numbers."""
+    """On average over gradients, within the noise of 64 numbers."""
     grads = torch.randn(200, 5000, dtype=torch.float64)
-    ratios = [float(Sketcher(i, 5000, CPU)(grad).norm() / grad.norm()) for i, grad in enumerate(grads)]
-    assert sum(ratios) / len(ratios) == pytest.approx(1, abs=0.03)
+    sketches = sketch(Sketcher([*grads]), *grads)
+    assert float((sketches.norm(dim=1) / grads.norm(dim=1)).mean()) == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sketch_is_exact_up_to_the_rounding_of_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also under autocast, and of a gradient that is converted block by block."""
+    monkeypatch.setattr("minddp.tools.audit.sketch.BLOCK_ROWS", 100)
+    grad = torch.randn(300, 1000).to(dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = sketch(Sketcher([grad]), grad)
+    exact = sketch(Sketcher([grad.double()]), grad.double())
+    assert float((found - exact).norm() / exact.norm()) < 5e-7
 
 
 def test_a_sparse_gradient_has_the_sketch_of_the_dense_one() -> None:
     dense = torch.zeros(500, 12, dtype=torch.float64)
     dense[[3, 40, 499]] = torch.randn(3, 12, dtype=torch.float64)
-    sketch = Sketcher(0, dense.numel(), CPU)
-    assert torch.allclose(sketch(dense.to_sparse(1)), sketch(dense))
-    assert torch.allclose(sketch(dense.to_sparse()), sketch(dense))
+    sketcher = Sketcher([dense])
+    assert torch.allclose(sketch(sketcher, dense.to_sparse(1)), sketch(sketcher, dense))
+    assert torch.allclose(sketch(sketcher, dense.to_sparse()), sketch(sketcher, dense))
 
 
 def test_the_factor_of_a_loss_and_its_elements() -> None:
@@ -53,9 +74,28 @@ def test_the_factor_of_a_loss_and_its_elements() -> None:
     loss = read_loss(cross_entropy(x, y, reduction="sum") * 2 / torch.tensor(12))
     assert (loss.factor, loss.elements, loss.is_mean) == (pytest.approx(3 / 6), 3, False)
     loss = read_loss(cross_entropy(x, y, reduction="none").sum() / 3)
-    assert (loss.factor, loss.elements, loss.is_mean) == (pytest.approx(4 / 3), 4, False)
+    assert (loss.factor, loss.elements, loss.is_mean) == (1, 3, False)
     loss = read_loss((x.square().mean() + 0.1 * x.sum()) * 2.0**10)
     assert (loss.factor, loss.elements, loss.is_mean) == (1024.0, 20, True)
+
+
+def test_padding_does_not_count() -> None:
+    """Of four labels one is ignored, or its loss is multiplied by 0."""
+    x, y = torch.randn(4, 5, requires_grad=True), torch.tensor([0, -100, 2, 3])
+    mask, of_classes = (y != -100).float(), torch.tensor([0.5, 1.0, 2.0, 3.0, 1.0])
+    each = cross_entropy(x, y, reduction="none")
+    known = cross_entropy(x, y.clamp(min=0), reduction="none")
+    three = Loss(elements=3, is_mean=True)
+    assert read_loss(cross_entropy(x, y)) == three
+    assert read_loss(cross_entropy(x[None].mT, y[None], label_smoothing=0.1)) == three
+    assert read_loss(known[mask.bool()].mean()) == three
+    of_sum = Loss(elements=3)
+    for loss in (each.sum() / 3, (known * mask).sum() / mask.sum(), (mask * known.view(2, 2).view(4)).sum() / 3):
+        assert read_loss(loss) == of_sum
+    assert read_loss((known.view(2, 2)[:, None] * mask.view(2, 1, 2)).mean()) == Loss(0.75, 0.75, elements=3)
+    assert read_loss(cross_entropy(x, y, weight=of_classes)) == Loss(elements=5.5, is_mean=True)
+    assert read_loss(cross_entropy(x, y, weight=of_classes, reduction="sum") / 5.5).factor == pytest.approx(1)
+    assert read_loss(cross_entropy(x[0], y[0], reduction="none")) == Loss(elements=1)
 
 
 def test_the_page_says_it_too(tmp_path: Path) -> None:
@@ -88,6 +128,24 @@ def test_any_weights_are_found_and_agree_with_the_oracle(rank: int) -> None:
         (group,) = audit.report.steps[0].groups
         assert group.weights == pytest.approx(weights.reshape(1, 4).expand(2, 4).numpy(), rel=1e-6)
         assert group.residual < 1e-9
+
+
+def test_optimizers_that_step_within_the_backward() -> None:
+    """One for each parameter, as soon as its gradient is added: the rest of the backward is still to come."""
+    model = small()
+    for param in model.parameters():
+        optimizer = torch.optim.SGD([param], lr=0.1)
+
+        def step(param: Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        param.register_post_accumulate_grad_hook(step)
+    with minddp.audit(model, warm_up=2) as audit:
+        for x, y in batches(0, 4):
+            cross_entropy(model(x), y).backward()
+    assert audit.report.verdicts()[0].kind == "right", audit.report.verdicts()
+    assert [group.params for group in audit.report.steps[0].groups] == [tuple(range(6))]
 
 
 @on_ranks(2)

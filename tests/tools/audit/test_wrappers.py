@@ -53,6 +53,12 @@ def test_fsdp_with_unequal_tokens(ranks: Callable[[int], RankPool]) -> None:
     assert weights == [pytest.approx([0.5, 0.5], rel=1e-3)]
 
 
+def test_tensor_parallelism_is_refused(ranks: Callable[[int], RankPool]) -> None:
+    error = ranks(2).run(wrappers.tensor_parallel)[0]
+    assert error.startswith("Of `0.weight`, `0.bias` a rank has a part of each gradient (tensor parallelism)")
+    assert error.endswith("Audit the script without parallelize_module.")
+
+
 def test_a_step_that_is_not_finite_is_left_out(ranks: Callable[[int], RankPool]) -> None:
     verdict, _, notes = ranks(2).run(wrappers.not_finite)[0]
     assert verdict.text == "No step could be audited."

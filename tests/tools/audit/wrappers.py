@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -103,6 +105,15 @@ def fsdp_of_means(rank: int) -> Any:
     """Rank 1 has twice as many tokens in each batch; FSDP2 takes the mean of the ranks' means."""
     model = fully_shard(small(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     return train(rank, model, model, torch.optim.SGD(model.parameters(), lr=0.1), size=4 * (rank + 1))
+
+
+def tensor_parallel(rank: int) -> str:
+    """The error."""
+    model = small()
+    parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), {"0": ColwiseParallel()})
+    with pytest.raises(RuntimeError) as caught, minddp.audit(model):
+        raise AssertionError("the audit has begun")
+    return str(caught.value)
 
 
 def zero1(rank: int) -> Any:
