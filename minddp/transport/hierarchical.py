@@ -163,24 +163,24 @@ class Lane:
 
 
 def all_reduce_across(
-    host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, num_lanes: int
+    engine: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, num_lanes: int
 ) -> Iterator[Awaited]:
     """Replace the flat `tensor` on each rank of all hosts by the sum. A rank beyond the lanes has no chunk."""
     if not ours.is_callers:
         copy_in_blocks(tensor, ours.tensor)
-    yield host.begin(number, ours)
-    lane: Any = host.lane
-    start, stop = chunk_bounds(host.rank, num_lanes, tensor.numel(), tensor.itemsize)
+    yield engine.begin(number, ours)
+    lane: Any = engine.lane
+    start, stop = chunk_bounds(engine.rank, num_lanes, tensor.numel(), tensor.itemsize)
     if lane is not None and start < stop:
-        addends = host.contributions(number, ours.tensor, start, stop)
+        addends = engine.contributions(number, ours.tensor, start, stop)
         for blocks in in_blocks(addends):
-            reduce_in_order(blocks, ring_order(host.rank, host.num_ranks))
-        future = lane.all_reduce(addends[host.rank], host.wake_self)
-        yield Crossing(future, [rank for rank in range(host.num_ranks) if rank != host.rank])
+            reduce_in_order(blocks, ring_order(engine.rank, engine.num_ranks))
+        future = lane.all_reduce(addends[engine.rank], engine.wake_self)
+        yield Crossing(future, [rank for rank in range(engine.num_ranks) if rank != engine.rank])
         lane.finish(future)
         for blocks in in_blocks(addends):
-            copy_to_all(blocks, host.rank)
-    host.finish(number)
-    yield host.done
+            copy_to_all(blocks, engine.rank)
+    engine.finish(number)
+    yield engine.done
     if not ours.is_callers:
         copy_in_blocks(ours.tensor, tensor)

@@ -12,7 +12,7 @@ import torch
 
 from minddp.transport.backend import SharedWork
 from minddp.transport.shared_memory import collectives, host_communicator, peer_sockets, segments
-from minddp.transport.shared_memory.control_block import NUM_CALLS, Call, Kind
+from minddp.transport.shared_memory.control_block import NUM_CALLS, Call, ControlBlock, Kind
 from minddp.transport.shared_memory.host_communicator import MESSAGES_EVERY, HostCommunicator
 from minddp.transport.shared_memory.segments import Segment
 from minddp.transport.spin_wait import SpinWait
@@ -506,6 +506,63 @@ def test_a_copy_is_not_used_again_before_its_result_has_been_copied_back(start: 
         work.wait()
     assert first[0].eq(3).all()
     assert first[1].eq(3).all()
+
+
+def test_a_collective_that_nobody_waits_for_fails_in_time_on_a_new_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message has woken the progress thread yet."""
+    monkeypatch.setattr(host_communicator, "GRACE_S", 0.3)
+    both = enumerate(zip(connected(2), control_blocks(2), strict=True))
+    hosts = [HostCommunicator(rank, peers, control, range(2), SpinWait(0.0)) for rank, (peers, control) in both]
+    call = Call(Kind.BARRIER, torch.uint8, 0)
+    collective = hosts[0].launch(collectives.barrier, call, None, limit_s=0.1, in_place=True, is_waited_for=False)
+    assert happens(lambda: collective.is_done)
+    assert "Rank 1 has not begun barrier 0" in str(collective.error)
+    for host in hosts:
+        host.end()
+
+
+def test_a_failure_whose_message_is_lost_is_one(start: Start) -> None:
+    ranks = start(2)
+    ranks[1].host._control.fail_from(0)
+    work, _ = ranks[0].launch(), ranks[1].launch()
+    with pytest.raises(RuntimeError, match=r"Rank 1 has failed before collective 0\. Its output shows why"):
+        work.wait()
+
+
+def test_calls_after_a_failure_take_no_memory(start: Start) -> None:
+    ranks = start(2, limit_s=0.1)
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="Rank 1 has not begun all_reduce 0"):
+            ranks[0].all_reduce(torch.ones(10)).wait()
+    assert len(ranks[0].host._engine.own_memory._staging) == 1
+
+
+def test_a_dropped_group_completes_what_is_in_flight(start: Start) -> None:
+    """As gloo's destructor does. The last reference goes while the other rank has not called it yet."""
+    ranks = start(2)
+    ranks[0].launch()
+    tensor, progress = ranks[0].tensor.fill_(1), ranks[0].host._progress
+    del ranks[0].host
+    ranks[1].tensor.fill_(2)
+    ranks[1].launch().wait()
+    assert tensor.eq(3).all()
+    assert happens(lambda: not progress.is_alive())
+    del ranks[0]
+
+
+def test_a_signal_handler_that_closes_the_group_in_a_wait_is_not_held_up(start: Start) -> None:
+    ranks = start(2)
+    with ranks[0].host._turn:  # as in a wait that the handler has interrupted
+        began = time.monotonic()
+        ranks[0].host.end()
+        assert time.monotonic() - began < host_communicator.GRACE_S / 2
+
+
+def test_the_first_failed_collective_is_not_forgotten() -> None:
+    control, other = (ControlBlock(memory, 2, rank) for rank, memory in enumerate(control_blocks(2)))
+    control.fail_from(5)
+    control.fail_from(7)
+    assert [list(other.failed_before(number)) for number in (5, 6)] == [[], [0]]
 
 
 def test_the_thread_adds_alone() -> None:

@@ -52,57 +52,57 @@ Steps = Iterator["Awaited"]
 SMALL_BYTES = 64 * 1024  # up to here every rank adds everything, which saves waiting a second time
 
 
-def all_reduce(host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor) -> Steps:
+def all_reduce(engine: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor) -> Steps:
     """Replace the flat `tensor` on each rank by the sum."""
     bounds = [
-        chunk_bounds(chunk, host.num_ranks, tensor.numel(), tensor.itemsize) for chunk in range(host.num_ranks)
+        chunk_bounds(chunk, engine.num_ranks, tensor.numel(), tensor.itemsize) for chunk in range(engine.num_ranks)
     ]
-    others = [bound for chunk, bound in enumerate(bounds) if chunk != host.rank]
+    others = [bound for chunk, bound in enumerate(bounds) if chunk != engine.rank]
     if not ours.is_callers:
         for start, stop in others:
             copy_in_blocks(tensor[start:stop], ours.tensor[start:stop])
-    yield host.begin(number, ours)
-    start, stop = bounds[host.rank]
+    yield engine.begin(number, ours)
+    start, stop = bounds[engine.rank]
     if start < stop:
-        all_reduce_chunk(host.contributions(number, tensor, start, stop), host.rank)
-    host.finish(number)
-    yield host.done
+        all_reduce_chunk(engine.contributions(number, tensor, start, stop), engine.rank)
+    engine.finish(number)
+    yield engine.done
     if not ours.is_callers:
         for start, stop in others:
             copy_in_blocks(ours.tensor[start:stop], tensor[start:stop])
 
 
-def all_reduce_small(host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor) -> Steps:
+def all_reduce_small(engine: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor) -> Steps:
     """The same, by a copy, if `tensor` has at most `SMALL_BYTES`."""
     ours.tensor.copy_(tensor)
-    yield host.begin(number, ours)
+    yield engine.begin(number, ours)
     numel = tensor.numel()
-    contributions = host.contributions(number, ours.tensor, 0, numel)
-    for start, stop, order in pieces(host.num_ranks, numel, tensor.itemsize, 0, numel):
+    contributions = engine.contributions(number, ours.tensor, 0, numel)
+    for start, stop, order in pieces(engine.num_ranks, numel, tensor.itemsize, 0, numel):
         sum_in_order([one[start:stop] for one in contributions], order, tensor[start:stop])
-    host.finish(number)
+    engine.finish(number)
 
 
 def reduce_scatter(
-    host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, output: torch.Tensor
+    engine: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, output: torch.Tensor
 ) -> Steps:
     """Fill `output` with this rank's part of the sum: the flat `tensor` has one of this size for each rank."""
     size = output.numel()
     if not ours.is_callers:
         for rank, (part, copy) in enumerate(zip(tensor.split(size), ours.tensor.split(size), strict=True)):
-            if rank != host.rank:
+            if rank != engine.rank:
                 copy_in_blocks(part, copy)
-    yield host.begin(number, ours)
-    first, last = host.rank * size, (host.rank + 1) * size
-    for start, stop, order in pieces(host.num_ranks, tensor.numel(), tensor.itemsize, first, last):
-        sum_in_order(host.contributions(number, tensor, start, stop), order, output[start - first : stop - first])
-    host.finish(number)
+    yield engine.begin(number, ours)
+    first, last = engine.rank * size, (engine.rank + 1) * size
+    for start, stop, order in pieces(engine.num_ranks, tensor.numel(), tensor.itemsize, first, last):
+        sum_in_order(engine.contributions(number, tensor, start, stop), order, output[start - first : stop - first])
+    engine.finish(number)
     if ours.is_callers:
-        yield host.done
+        yield engine.done
 
 
 def all_gather(
-    host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, outputs: Sequence[torch.Tensor]
+    engine: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, outputs: Sequence[torch.Tensor]
 ) -> Steps:
     """Copy the `tensor` of each rank to one of `outputs`, in rank order.
 
@@ -110,37 +110,37 @@ def all_gather(
     """
     if not ours.is_callers:
         copy_in_blocks(tensor, ours.tensor)
-    yield host.begin(number, ours)
-    contributions = host.contributions(number, ours.tensor, 0, tensor.numel())
+    yield engine.begin(number, ours)
+    contributions = engine.contributions(number, ours.tensor, 0, tensor.numel())
     for contribution, output in zip(contributions, outputs, strict=True):
         copy_in_blocks(contribution, output)
-    host.finish(number)
+    engine.finish(number)
     if ours.is_callers:
-        yield host.done
+        yield engine.done
 
 
-def broadcast(host: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, source: int) -> Steps:
+def broadcast(engine: ProgressEngine, number: int, ours: Contribution, tensor: torch.Tensor, source: int) -> Steps:
     """Copy the `tensor` of rank `source` to all."""
-    if host.rank == source:
+    if engine.rank == source:
         if not ours.is_callers:
             copy_in_blocks(tensor, ours.tensor)
-        begun = host.begin(number, ours)
+        begun = engine.begin(number, ours)
         if ours.is_callers:
             yield begun
-        host.finish(number)
+        engine.finish(number)
         if ours.is_callers:
-            yield host.done
+            yield engine.done
     else:
-        yield host.begin(number, ours)
-        copy_in_blocks(host.contribution(number, source, 0, tensor.numel()), tensor)
-        host.finish(number)
+        yield engine.begin(number, ours)
+        copy_in_blocks(engine.contribution(number, source, 0, tensor.numel()), tensor)
+        engine.finish(number)
 
 
-def barrier(host: ProgressEngine, number: int, ours: Contribution) -> Steps:
+def barrier(engine: ProgressEngine, number: int, ours: Contribution) -> Steps:
     """All ranks have called it, and all that this rank has called before is done, as after gloo's."""
-    yield host.begin(number, ours)
-    yield host.earlier(number)
-    host.finish(number)
+    yield engine.begin(number, ours)
+    yield engine.earlier(number)
+    engine.finish(number)
 
 
 def copy_in_blocks(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -1,7 +1,8 @@
 """Where the ranks' contributions lie: in the segments of this rank, and in those of its peers.
 
 A contribution is the caller's tensor itself if that is in shared memory, or a copy in a *staging* segment. Staging
-segments are used again. Peers map each segment once and unmap it when its owner has dropped it.
+segments are reused. Peers map each segment once, and unmap it after its owner has dropped it and launched another
+collective.
 """
 
 from __future__ import annotations

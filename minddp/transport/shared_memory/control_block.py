@@ -157,8 +157,9 @@ class ControlBlock:
         return ranks
 
     def fail_from(self, number: int) -> None:
-        """Collective `number` of this rank has failed, and with it all later ones."""
-        self._words[self._ours * WORDS_PER_RANK + FAILED] = number + 1
+        """Collective `number` of this rank has failed, and with it all later ones. The first one stays."""
+        place = self._ours * WORDS_PER_RANK + FAILED
+        self._words[place] = min(number + 1, self._words[place] or number + 1)
 
     def failed_before(self, number: int) -> Iterator[int]:
         """The other ranks with a failed collective below `number`."""

@@ -4,8 +4,8 @@ Two things can advance the collectives in flight (`progress_engine.py`), one at 
 
 - A thread that waits for a collective. It polls the counters for a while (`spin_wait.py`), then it sleeps until a
   peer raises a counter.
-- The progress thread, for a rank that computes, or waits for something else, while others need its part. To wake it
-  costs 0.2 ms of a core on which backward computes, and its additions would take the core for work that is not
+- The progress thread, for a rank that computes, or waits for something else, while others need its part. Waking it
+  takes 0.2 ms from a core that is busy with backward, and its additions would take the core for work that is not
   urgent yet. So it sleeps for `progress_delay_s` first, unless somebody waits in C++, for a future, where the
   waiting thread cannot help: then the collective is urgent.
 """
@@ -33,7 +33,7 @@ PROGRESS_DELAY_S = 0.02  # longer than a wait for the last bucket, which the pee
 PROGRESS_DELAY_BETWEEN_HOSTS_S = 0.001  # the network should be busy while backward computes
 GRACE_S = 10.0  # for a thread to end
 MAX_COPY_AT_LAUNCH = 256 * 1024  # bytes; larger contributions are copied by another thread, or by a wait
-MESSAGES_EVERY = 64  # collectives: then a rank that never has to sleep reads which segments were dropped
+MESSAGES_EVERY = 64  # collectives, so that a rank that never sleeps still learns of dropped segments
 DESTROYED = "The process group was destroyed while this collective was in flight."
 _log = logging.getLogger(__name__)
 _completing = threading.RLock()
@@ -81,7 +81,7 @@ class HostCommunicator:
         self._launching = threading.RLock()
         self._turn = threading.RLock()  # to advance the engine
         self._urgent = _Flag()
-        self._progress = _ProgressThread(self, self._control, self._peers, self._urgent, lane)
+        self._progress = _ProgressThread(self, self._control, self._peers, self._urgent, self._turn, lane)
         self._progress.start()
         self.end = weakref.finalize(self, self._progress.end)
 
@@ -104,7 +104,7 @@ class HostCommunicator:
         is_waited_for: bool,
         is_inference: bool = False,
     ) -> Collective:
-        """Begin the collective `steps(engine, number, ours, *arguments)`.
+        """Add the collective `steps(engine, number, ours, *arguments)`; begin it if no other thread has the turn.
 
         Args:
             contribution: of this rank, flat.
@@ -116,10 +116,11 @@ class HostCommunicator:
         engine = self._engine
         with self._launching:
             collective = Collective(engine.num_launched, call, limit_s, is_inference)
+            collective.keeps = self
             ours = engine.add(collective, steps, contribution, arguments, in_place)
         if engine.ended:  # no message will wake the progress thread, which finds out whether this can be done
             engine.wake_self()
-        # After a failure the progress thread may have ended. A later failure comes across this collective.
+        # After a failure the progress thread may have ended. A later failure will fail this collective, too.
         has_failed = engine.failure is not None
         copies = 0 if ours.is_callers else ours.tensor.nbytes
         if copies > MAX_COPY_AT_LAUNCH and not is_waited_for and not has_failed:
@@ -239,9 +240,9 @@ class HostCommunicator:
                 self._engine.wake_self()
 
     def make_progress(self) -> float | None:
-        """Advance what can be. Returns how long the thread may sleep, in milliseconds."""
+        """Advance everything that can advance. Returns how long the thread may sleep, in milliseconds."""
         engine = self._engine
-        with self._turn:  # else a thread waits for a collective, and advances all
+        with self._turn:  # a waiting thread that has it advances everything meanwhile
             self._urgent.clear()
             engine.receive()
             engine.fail_if_hopeless()
@@ -279,7 +280,7 @@ def _complete(finished: Sequence[Collective]) -> None:
 
 
 class _ProgressThread(threading.Thread):
-    """Has no reference to the host while it sleeps, so that a host that nobody uses is closed at once."""
+    """Has no reference to the host while it sleeps, so that an unused communicator is closed immediately."""
 
     def __init__(
         self,
@@ -287,6 +288,7 @@ class _ProgressThread(threading.Thread):
         control: ControlBlock,
         peers: PeerSockets,
         urgent: _Flag,
+        turn: Any,
         lane: Closeable | None,
     ):
         super().__init__(name="minddp shared memory", daemon=True)
@@ -294,13 +296,14 @@ class _ProgressThread(threading.Thread):
         self._control = control
         self._peers = peers
         self._urgent = urgent
+        self._turn = turn
         self._delay_s = host.progress_delay_s
         self._lane = lane
         self._process = os.getpid()
-        self.will_look = False  # True: within the delay, at all that is in flight by then
+        self.will_look = False  # True while it waits out the delay; then it looks at all that is in flight
 
     def run(self) -> None:
-        limit_ms: float | None = None
+        limit_ms: float | None = GRACE_S * 1000
         while not self._peers.is_closed:
             self._peers.sleep(limit_ms)
             self.will_look = True
@@ -324,6 +327,7 @@ class _ProgressThread(threading.Thread):
         if os.getpid() != self._process:  # a forked child has copies of all, but not the thread
             return
         self._peers.shut_down()
-        if self is not threading.current_thread():  # the garbage collector runs in any thread, also in this one
-            self._urgent.set()
+        self._urgent.set()
+        # The garbage collector may call this in this thread, a signal handler in one that has the turn.
+        if self is not threading.current_thread() and not self._turn._is_owned():
             self.join(GRACE_S)

@@ -4,7 +4,7 @@ A collective in flight is a generator (`collectives.py`) that waits for a counte
 (`host_communicator.py`) calls `advance`, which takes every step that is possible.
 
 When a process ends, by whatever signal, its descriptor wakes all peers. A rank that leaves gives its reason. A rank
-that is only slow has the time limit of the collective.
+that is merely slow has until the time limit of the collective.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Earlier:
         return partial(self.all_reach, number)
 
     def behind(self, number: int) -> list[int]:
-        """None: if one of them cannot be done, it comes first."""
+        """Empty: an earlier collective that cannot be done is in front, and reported itself."""
         return []
 
 
@@ -84,9 +84,10 @@ class Collective:
         self.waits_for: Awaited | None = None  # until that reaches `until`
         self.until = number - NUM_CALLS + 1  # it begins once its place in the control block is free
         self.is_inference = is_inference  # tensors of `torch.inference_mode` are written
-        self.is_urgent = False  # the progress thread is not to hesitate
+        self.is_urgent = False  # the progress thread skips its delay
         self.is_done = False
         self.error: str | None = None
+        self.keeps: object = None  # the communicator: while it is in flight, a dropped one is not closed
         self.when_done: list[Callable[[Collective], object]] | None = []  # `None` once they have been called
 
     def __str__(self) -> str:
@@ -96,7 +97,8 @@ class Collective:
 class ProgressEngine:
     """The collectives of rank `rank` of the host. Ranks are numbered from 0 here; `names` are those for messages.
 
-    Any thread may call `add`, one at a time. Only the thread that has the turn may call the other methods.
+    Any thread may call `add`, one at a time, and look: `in_flight`, `can_advance`, `limit_ms`. The others are for the
+    thread that has the turn.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class ProgressEngine:
         self.lane = lane
         self._names = names
         self._peers = peers
+        self.wake_self = peers.wake_self  # a thread of this rank, which then looks if it can advance
         self._control = control
         self.begun, self.done = control.begun, control.done
         self.own_memory = OwnMemory(names[rank], peers, self.done)
@@ -142,7 +145,10 @@ class ProgressEngine:
     ) -> Contribution:
         """Add the next collective, `steps(self, number, ours, *arguments)`, and return `ours`. It has not begun."""
         try:
-            self.own_memory.announce_dropped(collective.limit_s)
+            if self.failure is not None:  # it will not begin, and the peers do not read messages any more
+                contribution = None
+            else:
+                self.own_memory.announce_dropped(collective.limit_s)
             ours = self.own_memory.contribute(collective.call, collective, contribution, in_place)
         except RuntimeError as error:  # the peers wait for this collective
             self.fail(str(error))
@@ -180,7 +186,7 @@ class ProgressEngine:
                     collective.error = self.failure
                     finished.append(collective)
         for collective in finished:
-            collective.steps, collective.is_done = None, True
+            collective.steps, collective.keeps, collective.is_done = None, None, True
             del self._in_flight[collective.number]
         return finished
 
@@ -245,7 +251,7 @@ class ProgressEngine:
         return self._peer_memory.tensor(rank, call, start, stop)
 
     def finish(self, number: int) -> None:
-        """This rank touches no memory of the others any more. The counter is raised in the order of numbers.
+        """This rank no longer accesses the memory of the others. The counter is raised in the order of numbers.
 
         Raises:
             PeerFailed: a rank has failed before this collective was done there. Its memory, which this rank has
@@ -266,10 +272,6 @@ class ProgressEngine:
     def earlier(self, number: int) -> Earlier:
         """The collectives of this rank before `number` that are in flight."""
         return Earlier([other for other in self.in_flight() if other.number < number])
-
-    def wake_self(self) -> None:
-        """Have a thread of this rank look whether it can advance."""
-        self._peers.wake_self()
 
     # ------------------------------------------------------------------ messages and failures
 
@@ -292,12 +294,14 @@ class ProgressEngine:
         """Every collective in flight, and every later one, has this error. The peers receive the first reason."""
         if self.failure is None:
             self.failure = error
-            self._peers.leave(error if reason_for_peers is None else reason_for_peers)
-            if reason_for_peers is None or self._in_flight:
-                self._control.fail_from(min(list(self._in_flight), default=self.num_launched))
-            self.wake_self()  # a thread that waits for one of them
-            if self.lane is not None:
-                self.lane.close(0.0)
+            try:
+                self._peers.leave(error if reason_for_peers is None else reason_for_peers)
+            finally:
+                if reason_for_peers is None or self._in_flight:
+                    self._control.fail_from(min(list(self._in_flight), default=self.num_launched))
+                self.wake_self()  # a thread that waits for one of them
+                if self.lane is not None:
+                    self.lane.close(0.0)
 
     def fail_if_hopeless(self) -> None:
         """Fail if the first collective can never be done."""
@@ -328,8 +332,10 @@ class ProgressEngine:
     def _require_no_failure(self, number: int) -> None:
         for rank in self._control.failed_before(number + 1):
             self.receive()  # its message came before
-            last_message = self.ended.get(rank, Ended())
-            raise PeerFailed(_reason(self._names[rank], last_message, f"collective {number}"))
+            # The message is lost if this rank was stopped and had no room for it.
+            name = self._names[rank]
+            unread = Leaving(f"Rank {name} has failed before collective {number}. Its output shows why.")
+            raise PeerFailed(_reason(name, self.ended.get(rank, unread), f"collective {number}"))
 
     def _require_same_call(self, number: int) -> None:
         if (ranks := self._control.first_difference(number)) is not None:

@@ -6,7 +6,7 @@ peer maps it and closes the descriptor. From then on only the mappings keep the 
 when the last process that has mapped it ends, by whatever signal.
 
 A tensor over a segment keeps it mapped: a bucket may be dropped while one of its gradients is still in use. With
-the last tensor the segment is unmapped here, and a message makes the peers unmap it.
+the last tensor the segment is unmapped here, and a message with the next collective makes the peers unmap it.
 """
 
 from __future__ import annotations
