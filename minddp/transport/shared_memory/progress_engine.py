@@ -97,7 +97,7 @@ class Collective:
 class ProgressEngine:
     """The collectives of rank `rank` of the host. Ranks are numbered from 0 here; `names` are those for messages.
 
-    Any thread may call `add`, one at a time, and look: `in_flight`, `can_advance`, `limit_ms`. The others are for the
+    Any thread may call `add`, one at a time, and look (`in_flight`, `can_advance`, `limit_ms`). The rest is for the
     thread that has the turn.
     """
 
