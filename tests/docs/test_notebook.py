@@ -23,7 +23,8 @@ def test_the_notebook_runs() -> None:
     assert any("naive       messages: 6, in backward: 0" in output for output in outputs), outputs
     assert any("ValueError: rank 1 has no data" in output for output in outputs)
     assert any("--- rank 0: " in output for output in outputs)
-    assert any("srcdoc" in output and "exposed communication" in output.lower() for output in outputs)
+    # The page's heading depends on the times measured, its key does not.
+    assert any("srcdoc" in output and "blocked in communication" in output for output in outputs)
 
 
 def test_the_file_for_services_has_the_same_cells() -> None:
