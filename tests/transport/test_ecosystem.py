@@ -1,4 +1,4 @@
-"""What torch builds on process groups computes the same bits over minddp's backend as over gloo."""
+"""FSDP, pipelines, checkpoints and more give the same bits over minddp's backend as over gloo."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class HostCommunicator:
         else:
             _complete(finished)
         self._hand_over()
-        return engine.limit_ms(GRACE_S)  # nothing wakes it when a collective that nobody waits for is launched
+        return engine.limit_ms(GRACE_S)  # launching does not wake it, so it looks from time to time
 
     def leave(self, error: str, reason_for_peers: str | None = None) -> None:
         with self._turn:  # a thread that waits notices that the sockets are closed
