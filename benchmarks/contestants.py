@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import tyro
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
@@ -29,7 +30,7 @@ from minddp import DistributedDataParallel
 SettingName = Literal["default", "views", "static", "batched", "views_static", "find_unused"]
 TransportName = Literal["process_group", "shared_memory", "nccl", "auto"]
 Transports = Annotated[tuple[TransportName, ...], tyro.conf.arg(aliases=["--transport"])]
-OtherName = Literal["fully_shard", "zero"]
+OtherName = Literal["ddp_over_minddp", "fully_shard", "fully_shard_over_minddp", "zero"]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -43,6 +44,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 FLOOR = "no wrapper"
 BASELINE = "torch default"
 AS_IT_COMES = "minddp default, auto"  #: `minddp.DistributedDataParallel(model)`
+NATIVE_OVER_MINDDP = "torch default, backend minddp"
+FULLY_SHARD = "torch fully_shard"
 STEPS_UNTIL_TUNED = 32  # minddp.tools.forecast observes 11 steps before it changes the buckets and 11 after
 
 
@@ -73,7 +76,8 @@ class FieldOptions(Options):
     """A model of your own in place of the workloads: file.py:make or package.module:make. make() returns a module
     and a function loss(model), which returns a scalar."""
     others: tuple[OtherName, ...] = get_args(OtherName)
-    """Other ways to train: torch's `fully_shard` (FSDP2) and `ZeroRedundancyOptimizer`."""
+    """Other ways to train: torch's `fully_shard` (FSDP2) and `ZeroRedundancyOptimizer`, and torch's classes over
+    the backend "minddp"."""
     device: DeviceName = "cpu"
     """With "cuda", a GPU for each rank, NCCL, and larger models."""
 
@@ -126,9 +130,14 @@ def pairs(settings: Sequence[str], transports: Sequence[str], *, control: bool =
 
 
 def other(name: OtherName) -> Contestant:
-    """One of the other ways to the same weights, alone in a heat of its own; none of them has sparse gradients."""
+    """One of the other ways to the same weights. FSDP2 and ZeRO have no sparse gradients."""
+    if name == "ddp_over_minddp":
+        return Contestant(NATIVE_OVER_MINDDP, "default", BASELINE, native_over_minddp)
     if name == "fully_shard":
-        return Contestant("torch fully_shard", name, BASELINE, sharded, takes_sparse_gradients=False)
+        return Contestant(FULLY_SHARD, "fully_shard", BASELINE, sharded, takes_sparse_gradients=False)
+    if name == "fully_shard_over_minddp":
+        over = f"{FULLY_SHARD}, backend minddp"
+        return Contestant(over, "fully_shard", FULLY_SHARD, sharded_over_minddp, takes_sparse_gradients=False)
     zero = partial(ZeroRedundancyOptimizer, optimizer_class=SGD)
     step = partial(training_step, make_optimizer=zero)
     return Contestant("torch zero", name, BASELINE, NativeDDP, step, takes_sparse_gradients=False)
@@ -177,13 +186,21 @@ def minddp_over(transport: str) -> Callable[..., nn.Module]:
     return lambda model, **options: DistributedDataParallel(model, transport=transport, **options)
 
 
-def sharded(model: nn.Module) -> nn.Module:
+def native_over_minddp(model: nn.Module) -> nn.Module:
+    return NativeDDP(model, process_group=dist.new_group(backend="minddp"))
+
+
+def sharded(model: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
     """FSDP2, with a unit of its own for each child of at least 1 MiB."""
     for child in model.children():
         if sum(p.nbytes for p in child.parameters()) >= 2**20 and not isinstance(child, nn.ModuleList):
-            fully_shard(child)
-    fully_shard(model)
+            fully_shard(child, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model
+
+
+def sharded_over_minddp(model: nn.Module) -> nn.Module:
+    return sharded(model, DeviceMesh.from_group(dist.new_group(backend="minddp"), "cpu"))
 
 
 def whole(param: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from benchmarks.contestants import (
     AS_IT_COMES,
     BASELINE,
     FLOOR,
+    NATIVE_OVER_MINDDP,
     Contestant,
     FieldOptions,
     TransportName,
@@ -53,6 +54,8 @@ class Config(FieldOptions, RaceOptions):
         super().__post_init__()
         if not self.workloads or not self.settings:
             raise ValueError("There is nothing to time; name at least one workload and one setting.")
+        if self.others and "default" not in self.settings:
+            raise ValueError("`others` are compared with torch at default settings; add `default` to `settings`.")
 
     def resolved(self) -> Config:
         """This configuration without anything that cannot run."""
@@ -61,7 +64,9 @@ class Config(FieldOptions, RaceOptions):
         if self.device == "cuda":
             has_cupy = not machine.cupy_version().startswith("none")
             on_gpu: tuple[TransportName, ...] = ("process_group", "nccl") if has_cupy else ("process_group",)
-            config = dataclasses.replace(config, transports=on_gpu, world_size=torch.cuda.device_count())
+            others = tuple(name for name in self.others if not name.endswith("over_minddp"))
+            size = torch.cuda.device_count()
+            config = dataclasses.replace(config, transports=on_gpu, others=others, world_size=size)
         return config
 
 
@@ -83,11 +88,17 @@ def time_workload(rank: int, task: Workload, config: Config) -> dict[str, Any]:
     field = [Contestant(FLOOR, "floors"), *pairs, *map(contestants.other, config.others)]
     field = contestants.for_workload(field, task)
     raced = race_workload(rank, task, field, config, device=config.device)
-    return raced.described() | {
-        "no_wrapper_ms": raced.median_ms(FLOOR),
-        "contestants": {c.name: figures(c, raced) for c in field if c.baseline},
-        "rounds_ms": in_ms(raced.wall),
-    }
+    both = (AS_IT_COMES, NATIVE_OVER_MINDDP)
+    over = {"both_over_minddp": raced.ratio(*both)} if {*both} <= raced.models.keys() else {}
+    return (
+        raced.described()
+        | over
+        | {
+            "no_wrapper_ms": raced.median_ms(FLOOR),
+            "contestants": {c.name: figures(c, raced) for c in field if c.baseline},
+            "rounds_ms": in_ms(raced.wall),
+        }
+    )
 
 
 def figures(contestant: Contestant, raced: Raced) -> dict[str, Any]:
@@ -113,6 +124,7 @@ COLUMNS = {
     "exposed ms": "{exposed_ms[median]:.2f}",
     "of torch's": "{exposed_ratio[median]:.2f}",
 }
+RATIO_OF_NATIVE = RATIO.replace("ratio", "native[ratio]")
 
 
 def tables(report: Report) -> Iterator[Table]:
@@ -126,6 +138,14 @@ def tables(report: Report) -> Iterator[Table]:
     title = "As they come: `minddp.DistributedDataParallel(model)` against torch's"
     columns = {"torch ms": "{torch_ms:.2f}", "minddp ms": "{median_ms:.2f}", "ratio": RATIO}
     yield table_of(title, "workload", columns, both)
+    over = {
+        result["title"]: {"ratio": result["both_over_minddp"], "native": result["contestants"][NATIVE_OVER_MINDDP]}
+        for result in workloads
+        if "both_over_minddp" in result
+    }
+    if over:
+        columns = {"torch's, of torch's over gloo": RATIO_OF_NATIVE, "minddp's, of torch's over it": RATIO}
+        yield table_of("Both wrappers over the backend minddp", "workload", columns, over)
     for result in workloads:
         size = f"{result['tensors']} tensors, {result['gradient_mib']} MiB; {result['rounds']} rounds"
         differ = [name for name, of in result["contestants"].items() if not of["same_bits"]]

@@ -29,10 +29,16 @@ def field_of(settings: Sequence[str], transports: Sequence[str], others: Sequenc
 
 
 def test_a_heat_is_torch_and_minddp_by_each_transport_at_one_setting():
-    field = field_of(["default", "views"], ["process_group", "shared_memory", "auto"], ["zero"])
+    field = field_of(["default", "views"], ["process_group", "shared_memory", "auto"], ["ddp_over_minddp", "zero"])
     assert race.heats(field) == [
         ["no wrapper"],
-        ["torch default", "minddp default", "minddp default, shared memory", "minddp default, auto"],
+        [
+            "torch default",
+            "minddp default",
+            "minddp default, shared memory",
+            "minddp default, auto",
+            "torch default, backend minddp",
+        ],
         ["torch views", "minddp views", "minddp views, shared memory"],
         ["torch zero"],
     ]

@@ -19,7 +19,6 @@ def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     config = Config(
         workloads=("transformer", "embedding_sparse"),
         settings=("default", "views"),
-        others=("fully_shard", "zero"),
         size="smoke",
         out=tmp_path,
         timeout_s=240,
@@ -35,7 +34,9 @@ def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "torch views",
         "minddp views",
         "minddp views, shared memory",
+        "torch default, backend minddp",
         "torch fully_shard",
+        "torch fully_shard, backend minddp",
         "torch zero",
     ]
     assert {len(rounds) for rounds in result["rounds_ms"].values()} == {2}, "warm-up rounds are not counted"
@@ -44,8 +45,9 @@ def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     assert "minddp views, shared memory" in printed
     assert "all weights equal to the bit" in " ".join(printed.split())  # however it was wrapped
-    as_they_come, *of_workloads = versus_torch.tables(report)
-    assert [row[0] for row in as_they_come.rows] == [of["title"] for of in report["workloads"].values()]
+    as_they_come, over_minddp, *of_workloads = versus_torch.tables(report)
+    titles = [of["title"] for of in report["workloads"].values()]
+    assert [[row[0] for row in table.rows] for table in (as_they_come, over_minddp)] == [titles, titles]
     assert [len(table.rows) for table in of_workloads] == [
         len(of["contestants"]) for of in report["workloads"].values()
     ]
@@ -67,7 +69,7 @@ def test_on_a_gpu_models_are_larger_and_transports_are_those_of_a_gpu(monkeypatc
     monkeypatch.setattr(machine, "cupy_version", lambda: "14.2")
     config = Config(device="cuda").resolved()
     assert (config.world_size, config.workload_size) == (3, "gpu")
-    assert config.transports == ("process_group", "nccl")
+    assert (config.transports, config.others) == (("process_group", "nccl"), ("fully_shard", "zero"))
     monkeypatch.setattr(machine, "cupy_version", lambda: "none: not installed")
     assert Config(device="cuda").resolved().transports == ("process_group",)
     assert Config().resolved().transports == ("process_group", "shared_memory", "auto")
@@ -83,6 +85,7 @@ def test_settings_that_torch_does_not_know_are_left_out(monkeypatch: pytest.Monk
     [
         {"rounds": 1},
         {"settings": ()},
+        {"others": ("zero",), "settings": ("views",)},
     ],
 )
 def test_a_configuration_that_times_nothing_is_refused(wrong: dict):
