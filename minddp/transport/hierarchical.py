@@ -97,9 +97,6 @@ class Crossing:
     def all_reach(self, number: int) -> bool:
         return self.future.done()
 
-    def poll(self, number: int) -> Callable[[], bool]:
-        return self.future.done
-
     def behind(self, number: int) -> list[int]:
         """The other ranks of this host: if one ends, the all-reduce cannot be done any more."""
         return [] if self.future.done() else list(self._local_ranks)
@@ -169,7 +166,7 @@ def all_reduce_across(
     if not ours.is_callers:
         copy_in_blocks(tensor, ours.tensor)
     yield engine.begin(number, ours)
-    lane: Any = engine.lane
+    lane = engine.lane
     start, stop = chunk_bounds(engine.rank, num_lanes, tensor.numel(), tensor.itemsize)
     if lane is not None and start < stop:
         addends = engine.contributions(number, ours.tensor, start, stop)

@@ -523,7 +523,7 @@ def test_a_collective_that_nobody_waits_for_fails_in_time_on_a_new_group(monkeyp
 
 def test_a_failure_whose_message_is_lost_is_one(start: Start) -> None:
     ranks = start(2)
-    ranks[1].host._control.fail_from(0)
+    ranks[1].host._engine.control.fail_from(0)
     work, _ = ranks[0].launch(), ranks[1].launch()
     with pytest.raises(RuntimeError, match=r"Rank 1 has failed before collective 0\. Its output shows why"):
         work.wait()
@@ -543,6 +543,7 @@ def test_a_dropped_group_completes_what_is_in_flight(start: Start) -> None:
     ranks[0].launch()
     tensor, progress = ranks[0].tensor.fill_(1), ranks[0].host._progress
     del ranks[0].host
+    gc.collect()
     ranks[1].tensor.fill_(2)
     ranks[1].launch().wait()
     assert tensor.eq(3).all()

@@ -178,7 +178,7 @@ def test_death_while_connecting_is_an_error(mortal: RankPool) -> None:
 def kill_everybody(rank: int, directory: Path) -> None:
     transport = opened()
     transport.all_reduce(ones(transport, 1000)).wait()
-    sockets = [peer.socket for peer in transport._shared._host._peers._peers.values()]
+    sockets = [peer.socket for peer in transport._shared._host._engine.peers._peers.values()]
     inodes = [str(os.fstat(connection.fileno()).st_ino) for connection in sockets]
     (directory / str(rank)).write_text("\n".join(inodes))
     os.kill(os.getpid(), signal.SIGKILL)

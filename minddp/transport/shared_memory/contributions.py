@@ -11,7 +11,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -19,6 +19,9 @@ from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.control_block import Call, Counter
 from minddp.transport.shared_memory.peer_sockets import PeerSockets, SegmentCreated, SegmentDropped
 from minddp.transport.shared_memory.segments import Segment
+
+if TYPE_CHECKING:
+    from minddp.transport.shared_memory.progress_engine import Collective
 
 MESSAGE_LIMIT_S = 10.0  # for a peer to receive a message
 NOTHING = torch.empty(0)
@@ -32,13 +35,6 @@ class Contribution(NamedTuple):
     is_callers: bool  # it is the caller's tensor itself, not a copy
 
 
-class User(Protocol):
-    """A collective that uses a staging segment."""
-
-    number: int
-    is_done: bool
-
-
 class OwnMemory:
     """The segments of this rank. One thread at a time."""
 
@@ -49,7 +45,7 @@ class OwnMemory:
         self._by_address: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
         self._num_created = 0
         self._dropped: deque[int] = deque()  # numbers of freed segments that the peers have not unmapped yet
-        self._staging: list[tuple[Segment, User]] = []  # with the collective that used it last
+        self._staging: list[tuple[Segment, Collective]] = []  # with the collective that used it last
 
     def create(self, nbytes: int) -> Segment:
         """A new segment, which the peers map.
@@ -83,7 +79,7 @@ class OwnMemory:
         while self._dropped:
             self._peers.send(SegmentDropped(self._dropped.popleft()), limit_s=limit_s)
 
-    def contribute(self, call: Call, user: User, tensor: torch.Tensor | None, in_place: bool) -> Contribution:
+    def contribute(self, call: Call, user: Collective, tensor: torch.Tensor | None, in_place: bool) -> Contribution:
         """Where the contribution `tensor` lies. A copy is not filled yet."""
         if tensor is None:
             return Contribution(call, NOTHING, True)
@@ -96,7 +92,7 @@ class OwnMemory:
             copy = segment.tensor(tensor.dtype, tensor.numel())
         return Contribution(call._replace(segment=segment.number), copy, False)
 
-    def _staging_segment(self, user: User, nbytes: int) -> Segment:
+    def _staging_segment(self, user: Collective, nbytes: int) -> Segment:
         """A segment that no collective uses any more, on any rank, or a new one.
 
         On this rank `is_done` says so: it may have to copy the result once all the others are done.
