@@ -213,16 +213,6 @@ def test_a_connection_that_broke_is_noticed(gpu: FakeGpu) -> None:
         link.all_reduce(torch.ones(1))
 
 
-def test_the_thread_looks_by_itself(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communicator, "CHECK_EVERY_S", 0.01)
-    comm = gpu.transport()._communicator
-    gpu.async_error = "NCCL_ERROR_SYSTEM_ERROR: made up"
-    deadline = time.monotonic() + 60
-    while comm.failure is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert "SYSTEM_ERROR" in (comm.failure or "")
-
-
 def test_the_thread_asks_only_with_the_device_current(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each rank would set up the host's first GPU as well, with some hundred MiB of its memory."""
     monkeypatch.setattr(communicator, "CHECK_EVERY_S", 0.01)
@@ -339,12 +329,6 @@ def _meet_all(errors: list[str | None], limit_s: float = 20.0) -> list[Any]:
 
 def test_rank_0_makes_the_unique_id_and_all_others_fetch_it() -> None:
     assert _meet_all(["", "", ""]) == [bytes([200, 1]) * 64] * 3
-
-
-def test_each_communicator_has_an_id_of_its_own() -> None:
-    store = dist.HashStore()
-    ids = [share_unique_id(store, Group(0, 1), "", lambda n=n: bytes([n]), 5) for n in range(3)]  # type: ignore[arg-type]
-    assert ids == [b"\0", b"\1", b"\2"]
 
 
 def test_a_second_communicator_does_not_take_the_last_id() -> None:
