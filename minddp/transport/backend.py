@@ -308,14 +308,11 @@ class SharedMemoryGroup(_Base):
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None, *, root: int | None = None
     ) -> dist.Work:
-        tensors = _listed(tensors)
-        root = opts if isinstance(opts, int) else root
+        if isinstance(opts, int):
+            opts, root = None, opts
+        tensors, opts = _listed(tensors), _options(c10d.BroadcastOptions, opts, timeout)
         if root is not None:
-            opts = c10d.BroadcastOptions()
             opts.rootRank = root
-            opts.timeout = timeout or opts.timeout
-        else:
-            opts = _options(c10d.BroadcastOptions, opts)
         has_root = 0 <= opts.rootRank < self.size() and opts.rootTensor == 0
         if len(tensors) != 1 or not has_root or not self._shares_all(tensors[0]):
             return self._keep(self._gloo.broadcast(tensors, opts))

@@ -11,6 +11,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -53,23 +54,18 @@ class OwnMemory:
         Raises:
             RuntimeError: there is not enough memory, or a peer does not receive its messages.
         """
-        try:
-            descriptor = segments.create(nbytes)
+        with ExitStack() as until_sent:
             try:
+                descriptor = segments.create(nbytes)
+                until_sent.callback(os.close, descriptor)
                 segment = segments.attach(descriptor, nbytes, self._num_created)
-            except OSError:
-                os.close(descriptor)
-                raise
-        except OSError as error:
-            raise RuntimeError(
-                f"Rank {self._name} has no room for {nbytes:,} bytes of shared memory: {error}. Give the job more "
-                f'memory, or use gloo alone: backend="gloo", and transport="process_group".'
-            ) from error
-        try:
+            except OSError as error:
+                raise RuntimeError(
+                    f"Rank {self._name} has no room for {nbytes:,} bytes of shared memory: {error}. Give the job "
+                    f'more memory, or use gloo alone: backend="gloo", and transport="process_group".'
+                ) from error
             self._num_created += 1
             self._peers.send(SegmentCreated(segment.number, nbytes), [descriptor], limit_s=MESSAGE_LIMIT_S)
-        finally:
-            os.close(descriptor)
         self._by_address[torch.frombuffer(segment, dtype=torch.uint8).data_ptr()] = segment
         weakref.finalize(segment, self._dropped.append, segment.number)
         return segment
@@ -116,17 +112,14 @@ class PeerMemory:
     def has(self, rank: int, number: int) -> bool:
         return (rank, number) in self._segments
 
-    def map(self, rank: int, message: SegmentCreated, descriptors: Sequence[int]) -> object:
-        """Map a segment whose descriptor has come. Returns the reason if that is impossible."""
-        reason: object = None if descriptors else "too many files are open (raise the limit: ulimit -n)"
-        for descriptor in descriptors:  # one
-            try:
-                self._segments[rank, message.number] = segments.attach(descriptor, message.nbytes, message.number)
-            except (OSError, ValueError) as error:
-                reason = error
-            finally:
-                os.close(descriptor)
-        return reason
+    def map(self, rank: int, message: SegmentCreated, descriptors: Sequence[int]) -> None:
+        """Map a segment. Raises an OSError or a ValueError if its descriptor has not come or cannot be mapped."""
+        if not descriptors:
+            raise OSError("too many files are open (raise the limit: ulimit -n)")
+        try:
+            self._segments[rank, message.number] = segments.attach(descriptors[0], message.nbytes, message.number)
+        finally:
+            os.close(descriptors[0])
 
     def unmap(self, rank: int, number: int) -> None:
         """Once no tensor over it is left."""

@@ -269,10 +269,11 @@ class ProgressEngine:
         for rank, message, descriptors in self.peers.receive(self.peers.poll(limit_ms)):
             match message:
                 case SegmentCreated():
-                    if reason := self._peer_memory.map(rank, message, descriptors):
-                        self.fail(
-                            f"Rank {self._names[self.rank]} cannot map memory of rank {self._names[rank]}: {reason}"
-                        )
+                    try:
+                        self._peer_memory.map(rank, message, descriptors)
+                    except (OSError, ValueError) as reason:
+                        ours, theirs = self._names[self.rank], self._names[rank]
+                        self.fail(f"Rank {ours} cannot map memory of rank {theirs}: {reason}")
                 case SegmentDropped():
                     self._peer_memory.unmap(rank, message.number)
                 case Leaving() | Ended():

@@ -73,6 +73,13 @@ def test_when_minddp_is_installed(program: str, lines: list[str], packages: Path
     assert output(program, packages) == lines
 
 
+def test_minddp_may_be_what_imports_torch(packages: Path) -> None:
+    """`import minddp` first: its own import has to be complete, too, before it is installed."""
+    (packages / "minddp.py").write_text(f"import torch; print('part of minddp')\n{MINDDP}")
+    program = "import minddp; print('imported'); import torch"
+    assert output(program, packages) == ["part of minddp", INSTALLED, "imported"]
+
+
 @pytest.mark.parametrize(
     ("file", "content", "says", "printed"),
     [
