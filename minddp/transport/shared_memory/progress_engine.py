@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -43,14 +43,13 @@ class Awaited(Protocol):
         """The ranks of this host that it waits for."""
 
 
-class Earlier:
+class Earlier(NamedTuple):
     """Collectives of this rank that a barrier waits for."""
 
-    def __init__(self, collectives: Sequence[Collective]):
-        self._collectives = collectives
+    collectives: Sequence[Collective]
 
     def all_reach(self, number: int) -> bool:
-        return all(collective.has_begun and collective.waits_for is None for collective in self._collectives)
+        return all(collective.has_begun and collective.waits_for is None for collective in self.collectives)
 
     def behind(self, number: int) -> list[int]:
         """Empty: an earlier collective that cannot be done is in front, and reported itself."""
