@@ -33,7 +33,7 @@ from benchmarks.namespaces import HOSTS, bytes_per_second, limit_rate, settle, t
 from benchmarks.question import Options, report_of, write
 from benchmarks.workloads import Workload, WorkloadName, training_step, workload
 from minddp import DistributedDataParallel
-from minddp.platform.cores import usable_cores
+from minddp.platform.host import usable_cores
 from minddp.tools.forecast.auto_buckets import Observer, observed
 from minddp.tools.forecast.gradient_clock import HostClock
 from minddp.tools.forecast.link import FREE, Link, measure_link

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from minddp.platform.cores import usable_cores
+from minddp.platform.host import usable_cores
 from minddp.transport.nccl.nccl_transport import import_cupy
 
 

@@ -1,4 +1,4 @@
-"""The host of a process: do two ranks run on the same machine, and is a process running here?"""
+"""The host of a process: its cores, its identity, and the processes that run there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ import os
 import socket
 from pathlib import Path
 
-from minddp.platform.cores import read_if_there
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cores() -> float:
+    """The process's affinity, or its container's quota if that is smaller: often fewer than the machine has."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(read_if_there(CPU_QUOTA))
+    return min(float(cores), quota) if quota else float(cores)
+
+
+def cpu_quota(setting: str) -> float | None:
+    """The number of cores that a control group's `cpu.max` grants; `None` if there is no limit."""
+    numbers = setting.split()
+    if len(numbers) != 2 or not all(number.isdecimal() and int(number) > 0 for number in numbers):
+        return None  # "max", or an unknown format
+    quota, period = map(int, numbers)
+    return quota / period
 
 
 def boot_id() -> str:
@@ -44,3 +60,11 @@ def process_state(pid: int) -> str:
 def is_running(pid: int) -> bool:
     """True if the process exists and is no zombie."""
     return process_state(pid) not in ("Z", "X")
+
+
+def read_if_there(path: Path) -> str:
+    """The text of the file; empty if it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -294,12 +294,10 @@ class SharedMemoryGroup(_Base):
         call = Call(Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), layout)
         outputs = [(flat, tensor)]
         if self._num_lanes:
-            return self._launch(
-                all_reduce_across, call, opts, tensors, tensors, outputs, flat, flat, self._num_lanes
-            )
+            return self._launch(all_reduce_across, call, opts, tensors, outputs, flat, flat, self._num_lanes)
         is_small = tensor.nbytes <= SMALL_BYTES
         steps = collectives.all_reduce_small if is_small else collectives.all_reduce
-        return self._launch(steps, call, opts, tensors, tensors, outputs, flat, flat, in_place=not is_small)
+        return self._launch(steps, call, opts, tensors, outputs, flat, flat, in_place=not is_small)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         opts = _options(c10d.AllreduceCoalescedOptions, opts)
@@ -310,24 +308,19 @@ class SharedMemoryGroup(_Base):
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None, *, root: int | None = None
     ) -> dist.Work:
-        tensors = _listed(tensors)
-        root = opts if isinstance(opts, int) else root
+        if isinstance(opts, int):
+            opts, root = None, opts
+        tensors, opts = _listed(tensors), _options(c10d.BroadcastOptions, opts, timeout)
         if root is not None:
-            opts = c10d.BroadcastOptions()
             opts.rootRank = root
-            opts.timeout = timeout or opts.timeout
-        else:
-            opts = _options(c10d.BroadcastOptions, opts)
         has_root = 0 <= opts.rootRank < self.size() and opts.rootTensor == 0
         if len(tensors) != 1 or not has_root or not self._shares_all(tensors[0]):
             return self._keep(self._gloo.broadcast(tensors, opts))
         tensor, source = tensors[0], opts.rootRank
-        flat, is_source = _flat(tensor), self.rank() == source
-        call = Call(Kind.BROADCAST, tensor.dtype, tensor.numel(), source)
-        contribution, outputs = (flat, []) if is_source else (None, [(flat, tensor)])
-        return self._launch(
-            collectives.broadcast, call, opts, tensors, tensors, outputs, contribution, flat, source
-        )
+        flat, call = _flat(tensor), Call(Kind.BROADCAST, tensor.dtype, tensor.numel(), source)
+        # The source's tensor is not written
+        contribution, output = (flat, (tensor, tensor)) if self.rank() == source else (None, (flat, tensor))
+        return self._launch(collectives.broadcast, call, opts, tensors, [output], contribution, flat, source)
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: datetime.timedelta | None = None
@@ -339,7 +332,7 @@ class SharedMemoryGroup(_Base):
         if not fits or not self._fit(inputs[0], outputs[0]):
             return self._keep(self._gloo.allgather(outputs, inputs, opts))
         flat = [(_flat(output), output) for output in outputs[0]]
-        return self._gather(flat, [part for part, _ in flat], inputs[0], opts, outputs[0])
+        return self._gather(flat, [part for part, _ in flat], inputs[0], opts)
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
         opts = _options(c10d.AllgatherOptions, opts)
@@ -347,7 +340,7 @@ class SharedMemoryGroup(_Base):
         if not fits or not self._fit(input, [input]) or output.dtype != input.dtype:
             return self._keep(self._gloo._allgather_base(output, input, opts))
         flat = _flat(output)
-        return self._gather([(flat, output)], flat.chunk(self.size()), input, opts, [output])
+        return self._gather([(flat, output)], flat.chunk(self.size()), input, opts)
 
     all_gather_single = _allgather_base
 
@@ -364,9 +357,8 @@ class SharedMemoryGroup(_Base):
         if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
             input = input.clone()  # it is read while the output is written
         call = Call(Kind.REDUCE_SCATTER, input.dtype, input.numel())
-        flat, result = _flat(input), _flat(output)
-        outputs = [(result, output)]
-        return self._launch(collectives.reduce_scatter, call, opts, [input], [output], outputs, flat, flat, result)
+        flat, part = _flat(input), _flat(output)
+        return self._launch(collectives.reduce_scatter, call, opts, [input], [(part, output)], flat, flat, part)
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -387,7 +379,7 @@ class SharedMemoryGroup(_Base):
         for work in works:
             if not work.is_completed():
                 work.wait()
-        return self._launch(collectives.barrier, Call(Kind.BARRIER, torch.uint8, 0), opts, [], [], [], None)
+        return self._launch(collectives.barrier, Call(Kind.BARRIER, torch.uint8, 0), opts, [], [], None)
 
     # ------------------------------------------------------------------ by gloo
 
@@ -411,7 +403,6 @@ class SharedMemoryGroup(_Base):
         call: Call,
         opts: Any,
         inputs: Sequence[torch.Tensor],
-        result: Any,
         outputs: Outputs,
         contribution: torch.Tensor | None,
         *arguments: Any,
@@ -430,20 +421,20 @@ class SharedMemoryGroup(_Base):
             is_waited_for=not opts.asyncOp,
             is_inference=any(tensor.is_inference() for pair in outputs for tensor in pair),
         )
-        work = SharedWork(host, collective, result, inputs)
+        work = SharedWork(host, collective, [tensor for _, tensor in outputs], inputs)
         if opts.asyncOp and call.numel <= 16:
             kept = [other for other in self._small_works if not other.has_been_waited_for]
             self._small_works = [*kept[-MAX_SMALL_WORKS:], work]
         return work
 
     def _gather(
-        self, outputs: Outputs, parts: Sequence[torch.Tensor], tensor: torch.Tensor, opts: Any, result: Any
+        self, outputs: Outputs, parts: Sequence[torch.Tensor], tensor: torch.Tensor, opts: Any
     ) -> dist.Work:
         call, flat = Call(Kind.ALL_GATHER, tensor.dtype, tensor.numel()), _flat(tensor)
         others = [part for rank, part in enumerate(parts) if rank != self.rank()]
         in_place = not any(_overlap(flat, part) for part in others)
         return self._launch(
-            collectives.all_gather, call, opts, [tensor], result, outputs, flat, flat, parts, in_place=in_place
+            collectives.all_gather, call, opts, [tensor], outputs, flat, flat, parts, in_place=in_place
         )
 
     def _keep(self, work: dist.Work) -> dist.Work:

@@ -35,7 +35,7 @@ import datetime
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -87,22 +87,18 @@ class Hosts:
         return [ranks[local_rank] for ranks in self.ranks]
 
 
-class Crossing:
+class Crossing(NamedTuple):
     """A chunk that gloo adds between hosts: what an all-reduce waits for, beside counters."""
 
-    def __init__(self, future: GlooFuture, local_ranks: Sequence[int]):
-        self.future = future
-        self._local_ranks = local_ranks
+    future: GlooFuture
+    local_ranks: Sequence[int]
 
     def all_reach(self, number: int) -> bool:
         return self.future.done()
 
-    def poll(self, number: int) -> Callable[[], bool]:
-        return self.future.done
-
     def behind(self, number: int) -> list[int]:
         """The other ranks of this host: if one ends, the all-reduce cannot be done any more."""
-        return [] if self.future.done() else list(self._local_ranks)
+        return [] if self.future.done() else list(self.local_ranks)
 
 
 class Lane:
@@ -169,7 +165,7 @@ def all_reduce_across(
     if not ours.is_callers:
         copy_in_blocks(tensor, ours.tensor)
     yield engine.begin(number, ours)
-    lane: Any = engine.lane
+    lane = engine.lane
     start, stop = chunk_bounds(engine.rank, num_lanes, tensor.numel(), tensor.itemsize)
     if lane is not None and start < stop:
         addends = engine.contributions(number, ours.tensor, start, stop)

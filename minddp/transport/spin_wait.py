@@ -24,7 +24,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from minddp.platform.acceleration_switch import acceleration_is_on
-from minddp.platform.cores import usable_cores
+from minddp.platform.host import usable_cores
 
 SPIN_LIMIT_S = 0.05  # a rank that has not come by then is likely to take much longer
 PREEMPTED_S = 0.0005  # a longer gap between two polls is a preemption, unless this process has used the time

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import minddp
+from minddp.platform.host import is_running
 from tests.processes import python
 
 SCRIPT = """
@@ -44,10 +45,6 @@ if __name__ == "__main__":
 """
 
 
-def _is_there(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 def _pid(rank: int, share: torch.Tensor) -> tuple[int, torch.Tensor, int]:
     return os.getpid(), share + rank, torch.get_num_threads()
 
@@ -69,7 +66,7 @@ def test_results_come_in_order_as_copies_and_no_rank_is_left() -> None:
     assert {result.dtype for _, result, _ in results} == {torch.float64}
     assert {threads for _, _, threads in results} == {1}
     assert share.tolist() == [0, 1, 2]
-    assert not any(_is_there(pid) for pid, _, _ in results)
+    assert not any(is_running(pid) for pid, _, _ in results)
 
 
 def test_every_rank_that_raises_is_shown_with_its_traceback() -> None:
@@ -139,7 +136,7 @@ def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path: Path)
         process.kill()
         process.wait(30)
     pids = [int(path.name) for path in started.iterdir()]
-    _wait_until(lambda: not any(_is_there(pid) for pid in pids))
+    _wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def _wait_until(condition: Any, limit_s: float = 120.0) -> None:

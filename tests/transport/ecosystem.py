@@ -18,8 +18,6 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoints
 import torch.distributed.nn.functional as differentiable
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -84,13 +82,6 @@ def fsdp1() -> Any:
 def zero() -> Any:
     ddp = DistributedDataParallel(model())
     return trained(ddp, ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.AdamW, lr=0.01))
-
-
-def comm_hooks() -> Any:
-    compressed, low_rank = DistributedDataParallel(model()), DistributedDataParallel(model())
-    compressed.register_comm_hook(None, fp16_compress_hook)
-    low_rank.register_comm_hook(PowerSGDState(None, 2, 2), powerSGD_hook)
-    return trained(compressed) + trained(low_rank)
 
 
 def tensor_parallel() -> Any:
@@ -176,7 +167,6 @@ CASES: tuple[Case, ...] = (
     hybrid_shards,
     fsdp1,
     zero,
-    comm_hooks,
     tensor_parallel,
     redistributed,
     pipeline,

@@ -10,13 +10,14 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minddp.transport import Transport, open_transport
@@ -76,6 +77,36 @@ cases = st.tuples(
     st.sampled_from(DTYPES),
     st.integers(0, 1000),
 )
+
+
+def search(run: Callable[[list[Case]], list[list[Case]]], num_examples: int) -> None:
+    """Draw cases, and run them on all ranks: on none may one be returned."""
+
+    @settings(max_examples=num_examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(cases, min_size=1, max_size=6))
+    def run_drawn(drawn: list[Case]) -> None:
+        assert not any(run(drawn))
+
+    run_drawn()
+
+
+def differing(
+    transport: Transport, cases: Sequence[Case], expected: Callable[[int, torch.dtype, int], torch.Tensor]
+) -> list[Case]:
+    """The cases in which a sum is not as expected. All are under way at the same time."""
+    under_way = []
+    for numel, dtype, seed in cases:
+        values = random_values(transport.rank, numel, dtype, seed)
+        tensors = [transport.allocate(numel, dtype, CPU).copy_(values), values]
+        under_way.append((tensors, [transport.all_reduce(tensor) for tensor in tensors]))
+    wrong = []
+    for case, (tensors, works) in zip(cases, under_way, strict=True):
+        for work in works:
+            work.wait()
+        total = expected(*case)
+        if not all(tensor.equal(total) for tensor in tensors):
+            wrong.append(case)
+    return wrong
 
 
 def random_values(rank: int, numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:

@@ -10,41 +10,36 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import reduce
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import minddp
 from minddp.transport import Transport, backend, hierarchical, open_transport
 from minddp.transport.hierarchical import Hosts
 from minddp.transport.process_group import ProcessGroupTransport
-from minddp.transport.shared_memory import peer_sockets, rendezvous
+from minddp.transport.shared_memory import rendezvous
 from minddp.transport.shared_memory.addition_order import (
-    all_reduce_chunk,
     chunk_bounds,
-    copy_to_all,
-    reduce_in_order,
-    ring_order,
 )
 from minddp.transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 from tests.ranks import RankFailure, RankPool, of_all_ranks, on_ranks
 from tests.transport.places import (
-    CPU,
     Case,
     OwnAllReduce,
     Ranks,
-    cases,
     default_group,
+    differing,
     log_lines,
     mortal_ranks,
     ones,
     opened_on,
     pretended_host,
     random_values,
+    search,
 )
 
 # ---------------------------------------------------------------------- which rank is on which host
@@ -60,18 +55,6 @@ def test_there_are_as_many_lanes_as_the_smallest_host_has_ranks() -> None:
     assert Hosts.grouped("aaabb").num_lanes == 2
     assert Hosts.grouped("abbb").num_lanes == 1
     assert [Hosts.grouped("aaabb").lane(seat) for seat in range(2)] == [[0, 3], [1, 4]]
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, 5])
-def test_a_host_adds_up_as_shared_memory_alone_does(num_ranks: int) -> None:
-    for owner in range(num_ranks):
-        alone = [random_values(rank, 1000, torch.float32, seed=owner) for rank in range(num_ranks)]
-        between = [addend.clone() for addend in alone]
-        all_reduce_chunk(alone, owner)
-        assert reduce_in_order(between, ring_order(owner, num_ranks)) == owner
-        assert torch.equal(between[owner], alone[owner])
-        copy_to_all(between, owner)
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(between, alone, strict=True))
 
 
 # ---------------------------------------------------------------------- what comes out
@@ -100,45 +83,19 @@ def in_documented_order(addends: Sequence[torch.Tensor], hosts: Hosts) -> torch.
     return total
 
 
-def differing(rank: int, letters: str, cases: list[Case]) -> list[Case]:
-    """The cases in which a sum is not that of the documented order. All are under way at the same time."""
+def other_than_documented(rank: int, letters: str, cases: list[Case]) -> list[Case]:
     transport, hosts = opened_on(letters), Hosts.grouped(letters)
     assert transport._shared._num_lanes == hosts.num_lanes
-    under_way = []
-    for numel, dtype, seed in cases:
-        values = random_values(rank, numel, dtype, seed)
-        resident, copied = transport.allocate(numel, dtype, CPU).copy_(values), values.clone()
-        works = [transport.all_reduce(resident), transport.all_reduce(copied)]
-        under_way.append((works, resident, copied))
-    for works, *_ in under_way:
-        for work in works:
-            work.wait()
-    wrong = []
-    for (numel, dtype, seed), (_, resident, copied) in zip(cases, under_way, strict=True):
-        addends = [random_values(each, numel, dtype, seed) for each in range(len(letters))]
-        expected = in_documented_order(addends, hosts)
-        if not (torch.equal(resident, expected) and torch.equal(copied, expected)):
-            wrong.append((numel, dtype, seed))
-    return wrong
+
+    def documented(*case: Any) -> torch.Tensor:
+        return in_documented_order([random_values(each, *case) for each in range(len(letters))], hosts)
+
+    return differing(transport, cases, documented)
 
 
 @pytest.mark.parametrize("letters", ["aabb", "abab", "aab", "abb", "aabc", "aaab"])
 def test_sums_have_the_documented_bits_on_all_ranks(ranks: Ranks, letters: str) -> None:
-    @settings(max_examples=3, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(cases, min_size=1, max_size=5))
-    def search(drawn: list[Case]) -> None:
-        assert ranks(len(letters)).run(differing, letters, drawn) == [[]] * len(letters)
-
-    search()
-
-
-@on_ranks(4)
-def test_the_bits_are_not_the_flat_rings(rank: int) -> None:
-    values = random_values(rank, 10_000, torch.float32, seed=0)
-    flat = values.clone()
-    opened_on("aabb").all_reduce(values).wait()
-    default_group().allreduce([flat]).wait()
-    assert not torch.equal(values, flat)
+    search(lambda drawn: ranks(len(letters)).run(other_than_documented, letters, drawn), num_examples=3)
 
 
 @on_ranks(3)
@@ -196,28 +153,15 @@ def test_groups_and_devices_that_it_is_not_for_are_refused_with_a_remedy() -> No
 
 
 @on_ranks(3)
-@pytest.mark.parametrize(
-    ("obstacle", "reason"),
-    [
-        ("system", "rank 1 does not run on Linux"),
-        ("memory", "cannot share memory with the others: "),
-        ("lane", "rank 0 cannot connect to the other hosts: for no reason"),
-    ],
-)
-def test_all_ranks_fall_back_together_and_one_logs_the_reason(rank: int, obstacle: str, reason: str) -> None:
-    name = "" if obstacle == "system" and rank == 1 else "aab"[rank]
+def test_all_ranks_fall_back_together_and_one_logs_the_reason(rank: int) -> None:
+    no_lane = mock.patch.object(backend, "Lane", side_effect=RuntimeError("for no reason"))
     with (
         mock.patch.object(rendezvous, "CONNECT_LIMIT_S", 2.0),
-        mock.patch.object(peer_sockets, "_peer", side_effect=OSError("for no reason"))
-        if (rank, obstacle) == (1, "memory")
-        else nullcontext(),
-        mock.patch.object(backend, "Lane", side_effect=RuntimeError("for no reason"))
-        if (rank, obstacle) == (0, "lane")
-        else nullcontext(),
-        pretended_host(name),
+        no_lane if rank == 0 else nullcontext(),
         log_lines() as lines,
     ):
-        transport = open_transport("hierarchical", default_group())
+        transport = opened_on("aab")
+    reason = "rank 0 cannot connect to the other hosts: for no reason"
     tensor = ones(transport, 3)
     transport.all_reduce(tensor).wait()
     assert tensor.sum().item() == 9

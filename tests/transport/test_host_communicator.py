@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import datetime
 import gc
 import os
 import threading
@@ -71,42 +70,6 @@ def happens(condition: Callable[[], bool], limit_s: float = 5.0) -> bool:
     return condition()
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_all_get_the_sum(start: Start, world_size: int) -> None:
-    ranks = start(world_size)
-    for number, rank in enumerate(ranks):
-        rank.tensor.fill_(10**number)
-    for work in [rank.launch() for rank in ranks]:
-        work.wait()
-        assert work.is_completed()
-    for rank in ranks:
-        assert rank.tensor.eq(int("1" * world_size)).all()
-
-
-def test_parts_of_a_segment_are_all_reduced_by_themselves(start: Start) -> None:
-    ranks = start(2)
-    for rank in ranks:
-        rank.tensor.fill_(1)
-    for work in [rank.launch(10, 20) for rank in ranks]:
-        work.wait()
-    assert ranks[0].tensor.nonzero().numel() == 1000
-    assert [ranks[1].tensor[i].item() for i in (9, 10, 19, 20)] == [1, 2, 2, 1]
-
-
-def test_nothing_happens_before_all_addends_are_in(start: Start) -> None:
-    ranks = start(3)
-    for rank in ranks:
-        rank.tensor.fill_(1)
-    first = [rank.launch() for rank in ranks[:2]]
-    with pytest.raises(RuntimeError, match="Timed out"):
-        first[0].wait(datetime.timedelta(seconds=0.1))
-    assert not first[0].is_completed()
-    assert ranks[0].tensor.eq(1).all()
-    ranks[2].launch().wait()
-    first[0].wait()
-    assert ranks[0].tensor.eq(3).all()
-
-
 def test_more_can_be_in_flight_than_the_control_block_has_calls(start: Start) -> None:
     """Before any rank waits."""
     assert NUM_CALLS < 2000
@@ -138,16 +101,6 @@ def test_a_late_rank_is_named_when_time_is_up(start: Start) -> None:
         ranks[0].launch().wait()
 
 
-def test_different_calls_are_an_error_on_every_rank(start: Start) -> None:
-    ranks = start(2)
-    for work in [ranks[0].launch(0, 10), ranks[1].launch(0, 11)]:
-        with pytest.raises(
-            RuntimeError,
-            match=r"In collective 0 rank 0 calls all_reduce of 10 elements .*, but rank 1 calls all_reduce of 11",
-        ):
-            work.wait()
-
-
 def test_a_rank_that_leaves_while_others_wait_is_named(start: Start) -> None:
     ranks = start(3)
     works = [rank.launch() for rank in ranks[:2]]
@@ -155,15 +108,6 @@ def test_a_rank_that_leaves_while_others_wait_is_named(start: Start) -> None:
     for work in works:
         with pytest.raises(RuntimeError, match="Rank 2 has left before all_reduce 0"):
             work.wait()
-
-
-def test_a_rank_that_has_left_already_is_named(start: Start) -> None:
-    ranks = start(2)
-    for work in [rank.launch() for rank in ranks]:
-        work.wait()
-    ranks[1].leave()
-    with pytest.raises(RuntimeError, match="Rank 1 has left before all_reduce 1"):
-        ranks[0].launch().wait()
 
 
 @pytest.mark.parametrize("is_waited_for", [True, False])
@@ -257,25 +201,6 @@ def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
             work.wait()
 
 
-def test_closing_fails_what_is_in_flight(start: Start) -> None:
-    ranks = start(2)
-    work = ranks[0].launch()
-    ranks[0].leave()
-    with pytest.raises(RuntimeError, match="destroyed while this collective was in flight"):
-        work.wait()
-
-
-def test_an_unexpected_error_reaches_waiting_ranks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise MemoryError("no more")
-
-    monkeypatch.setattr(collectives, "all_reduce_chunk", fail)
-    ranks = start(2)
-    for work in [rank.launch() for rank in ranks]:
-        with pytest.raises(RuntimeError, match=r"Rank [01] cannot continue .*no more"):
-            work.wait()
-
-
 def test_peers_get_a_long_error_shortened(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_on_rank_0(addends: list, chunk: int) -> None:
         if chunk == 0:
@@ -284,7 +209,7 @@ def test_peers_get_a_long_error_shortened(start: Start, monkeypatch: pytest.Monk
     monkeypatch.setattr(collectives, "all_reduce_chunk", fail_on_rank_0)
     errors = []
     for work in [rank.launch() for rank in start(2)]:
-        with pytest.raises(RuntimeError, match="Rank 0 cannot continue") as error:
+        with pytest.raises(RuntimeError, match="Rank 0 cannot continue its collectives: MemoryError") as error:
             work.wait()
         errors.append(str(error.value))
     assert len(errors[0]) > 5000
@@ -523,7 +448,7 @@ def test_a_collective_that_nobody_waits_for_fails_in_time_on_a_new_group(monkeyp
 
 def test_a_failure_whose_message_is_lost_is_one(start: Start) -> None:
     ranks = start(2)
-    ranks[1].host._control.fail_from(0)
+    ranks[1].host._engine.control.fail_from(0)
     work, _ = ranks[0].launch(), ranks[1].launch()
     with pytest.raises(RuntimeError, match=r"Rank 1 has failed before collective 0\. Its output shows why"):
         work.wait()
@@ -543,6 +468,7 @@ def test_a_dropped_group_completes_what_is_in_flight(start: Start) -> None:
     ranks[0].launch()
     tensor, progress = ranks[0].tensor.fill_(1), ranks[0].host._progress
     del ranks[0].host
+    gc.collect()
     ranks[1].tensor.fill_(2)
     ranks[1].launch().wait()
     assert tensor.eq(3).all()

@@ -31,7 +31,7 @@ def outcome(group: ThreadGroup, rank: int) -> HostCommunicator | str:
 
 
 def peers_of(hosts: list[HostCommunicator]) -> list[dict[int, Any]]:
-    return [host._peers._peers for host in hosts]
+    return [host._engine.peers._peers for host in hosts]
 
 
 def num_descriptors() -> int:

@@ -17,8 +17,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from minddp.transport import open_transport
 from minddp.transport.process_group import ProcessGroupTransport
@@ -31,46 +29,32 @@ from tests.transport.places import (
     Case,
     OwnAllReduce,
     Ranks,
-    cases,
     default_group,
+    differing,
+    footprint,
     log_lines,
     mortal_ranks,
     ones,
     opened,
     random_values,
+    search,
 )
 
 # ---------------------------------------------------------------------- what comes out
 
 
-def differing(rank: int, cases: list[Case]) -> list[Case]:
-    """The cases in which gloo's sum has other bits. All are under way at the same time."""
-    transport, group = opened(), default_group()
-    under_way = []
-    for numel, dtype, seed in cases:
+def other_than_gloos(rank: int, cases: list[Case]) -> list[Case]:
+    def by_gloo(numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
         values = random_values(rank, numel, dtype, seed)
-        by_gloo, copied = values.clone(), values.clone()
-        resident = transport.allocate(numel, dtype, CPU).copy_(values)
-        works = [transport.all_reduce(resident), group.allreduce([by_gloo]), transport.all_reduce(copied)]
-        under_way.append((works, by_gloo, resident, copied))
-    for works, *_ in under_way:
-        for work in works:
-            work.wait()
-    return [
-        case
-        for case, (_, by_gloo, resident, copied) in zip(cases, under_way, strict=True)
-        if not (torch.equal(resident, by_gloo) and torch.equal(copied, by_gloo))
-    ]
+        default_group().allreduce([values]).wait()
+        return values
+
+    return differing(opened(), cases, by_gloo)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_sums_have_gloos_bits(ranks: Ranks, world_size: int) -> None:
-    @settings(max_examples=6, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(cases, min_size=1, max_size=6))
-    def search(drawn: list[Case]) -> None:
-        assert ranks(world_size).run(differing, drawn) == [[]] * world_size
-
-    search()
+    search(lambda drawn: ranks(world_size).run(other_than_gloos, drawn), num_examples=6)
 
 
 # ---------------------------------------------------------------------- falling back
@@ -178,7 +162,7 @@ def test_death_while_connecting_is_an_error(mortal: RankPool) -> None:
 def kill_everybody(rank: int, directory: Path) -> None:
     transport = opened()
     transport.all_reduce(ones(transport, 1000)).wait()
-    sockets = [peer.socket for peer in transport._shared._host._peers._peers.values()]
+    sockets = [peer.socket for peer in transport._shared._host._engine.peers._peers.values()]
     inodes = [str(os.fstat(connection.fileno()).st_ino) for connection in sockets]
     (directory / str(rank)).write_text("\n".join(inodes))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -207,7 +191,7 @@ def test_tensors_that_lie_elsewhere_share_few_segments(rank: int) -> None:
 
 @on_ranks(2)
 def test_no_room_is_an_error_with_a_remedy(rank: int) -> None:
-    transport = opened()
+    transport, num_open = opened(), footprint()[0]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
@@ -217,3 +201,4 @@ def test_no_room_is_an_error_with_a_remedy(rank: int) -> None:
             transport.allocate(1 << 20, torch.float32, CPU)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert footprint()[0] == num_open

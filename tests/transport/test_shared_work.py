@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import time
-from contextlib import nullcontext
-from unittest import mock
 
 import pytest
 import torch
 from torch.profiler import profile
 
-from minddp.transport.shared_memory import collectives
 from tests.ranks import on_ranks
 from tests.transport.places import CPU, opened
 
@@ -29,32 +25,6 @@ def test_a_future_brings_the_sum_or_the_error(rank: int) -> None:
     work = transport.all_reduce(transport.allocate(5 + rank, torch.float32, CPU))
     with pytest.raises(RuntimeError, match=r"rank 0 calls all_reduce of 5 elements of torch\.float32, but rank 1"):
         work.get_future().wait()
-
-
-@on_ranks(2)
-def test_the_progress_thread_writes_inference_tensors(rank: int) -> None:
-    """A copy whose sum the progress thread, which is in another mode, writes back."""
-    transport = opened()
-    with torch.inference_mode():
-        tensor = torch.full((3,), rank + 1.0)
-        work = transport.all_reduce(tensor)
-        while not work.is_completed():
-            time.sleep(0.01)
-        work.wait()
-        assert tensor.is_inference()
-        assert tensor.tolist() == [3, 3, 3]
-
-
-@on_ranks(2)
-def test_a_sum_that_cannot_be_written_is_an_error_on_all_ranks(rank: int) -> None:
-    transport, tensor = opened(), torch.ones(10)
-    fails = mock.patch.object(collectives, "sum_in_order", side_effect=MemoryError("no more"))
-    with (
-        fails if rank == 0 else nullcontext(),
-        pytest.raises(RuntimeError, match=r"^Rank 0 cannot continue its collectives: MemoryError\('no more'\)$"),
-    ):
-        for _ in range(2):  # the first may complete on rank 1
-            transport.all_reduce(tensor).wait(datetime.timedelta(seconds=60))
 
 
 @on_ranks(2)

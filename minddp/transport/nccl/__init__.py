@@ -1,6 +1,6 @@
 r"""All-reduces by NCCL itself, called through CuPy: the work of a process group, in readable Python.
 
-All ranks join by rank 0's *unique id* of 128 bytes (`unique_id.py`); then they make the same calls in one order.
+All ranks join by rank 0's *unique id* of 128 bytes (`share_unique_id`); then they make the same calls in one order.
 
 NCCL's calls only enqueue: the kernel that adds runs later, on the stream that was passed. Backward must not wait
 for it, so the communicator has a stream of its own, and events enforce the order:

@@ -11,7 +11,8 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -19,6 +20,9 @@ from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.control_block import Call, Counter
 from minddp.transport.shared_memory.peer_sockets import PeerSockets, SegmentCreated, SegmentDropped
 from minddp.transport.shared_memory.segments import Segment
+
+if TYPE_CHECKING:
+    from minddp.transport.shared_memory.progress_engine import Collective
 
 MESSAGE_LIMIT_S = 10.0  # for a peer to receive a message
 NOTHING = torch.empty(0)
@@ -32,13 +36,6 @@ class Contribution(NamedTuple):
     is_callers: bool  # it is the caller's tensor itself, not a copy
 
 
-class User(Protocol):
-    """A collective that uses a staging segment."""
-
-    number: int
-    is_done: bool
-
-
 class OwnMemory:
     """The segments of this rank. One thread at a time."""
 
@@ -49,7 +46,7 @@ class OwnMemory:
         self._by_address: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
         self._num_created = 0
         self._dropped: deque[int] = deque()  # numbers of freed segments that the peers have not unmapped yet
-        self._staging: list[tuple[Segment, User]] = []  # with the collective that used it last
+        self._staging: list[tuple[Segment, Collective]] = []  # with the collective that used it last
 
     def create(self, nbytes: int) -> Segment:
         """A new segment, which the peers map.
@@ -57,23 +54,18 @@ class OwnMemory:
         Raises:
             RuntimeError: there is not enough memory, or a peer does not receive its messages.
         """
-        try:
-            descriptor = segments.create(nbytes)
+        with ExitStack() as until_sent:
             try:
+                descriptor = segments.create(nbytes)
+                until_sent.callback(os.close, descriptor)
                 segment = segments.attach(descriptor, nbytes, self._num_created)
-            except OSError:
-                os.close(descriptor)
-                raise
-        except OSError as error:
-            raise RuntimeError(
-                f"Rank {self._name} has no room for {nbytes:,} bytes of shared memory: {error}. Give the job more "
-                f'memory, or use gloo alone: backend="gloo", and transport="process_group".'
-            ) from error
-        try:
+            except OSError as error:
+                raise RuntimeError(
+                    f"Rank {self._name} has no room for {nbytes:,} bytes of shared memory: {error}. Give the job "
+                    f'more memory, or use gloo alone: backend="gloo", and transport="process_group".'
+                ) from error
             self._num_created += 1
             self._peers.send(SegmentCreated(segment.number, nbytes), [descriptor], limit_s=MESSAGE_LIMIT_S)
-        finally:
-            os.close(descriptor)
         self._by_address[torch.frombuffer(segment, dtype=torch.uint8).data_ptr()] = segment
         weakref.finalize(segment, self._dropped.append, segment.number)
         return segment
@@ -83,7 +75,7 @@ class OwnMemory:
         while self._dropped:
             self._peers.send(SegmentDropped(self._dropped.popleft()), limit_s=limit_s)
 
-    def contribute(self, call: Call, user: User, tensor: torch.Tensor | None, in_place: bool) -> Contribution:
+    def contribute(self, call: Call, user: Collective, tensor: torch.Tensor | None, in_place: bool) -> Contribution:
         """Where the contribution `tensor` lies. A copy is not filled yet."""
         if tensor is None:
             return Contribution(call, NOTHING, True)
@@ -96,7 +88,7 @@ class OwnMemory:
             copy = segment.tensor(tensor.dtype, tensor.numel())
         return Contribution(call._replace(segment=segment.number), copy, False)
 
-    def _staging_segment(self, user: User, nbytes: int) -> Segment:
+    def _staging_segment(self, user: Collective, nbytes: int) -> Segment:
         """A segment that no collective uses any more, on any rank, or a new one.
 
         On this rank `is_done` says so: it may have to copy the result once all the others are done.
@@ -120,17 +112,14 @@ class PeerMemory:
     def has(self, rank: int, number: int) -> bool:
         return (rank, number) in self._segments
 
-    def map(self, rank: int, message: SegmentCreated, descriptors: Sequence[int]) -> object:
-        """Map a segment whose descriptor has come. Returns the reason if that is impossible."""
-        reason: object = None if descriptors else "too many files are open (raise the limit: ulimit -n)"
-        for descriptor in descriptors:  # one
-            try:
-                self._segments[rank, message.number] = segments.attach(descriptor, message.nbytes, message.number)
-            except (OSError, ValueError) as error:
-                reason = error
-            finally:
-                os.close(descriptor)
-        return reason
+    def map(self, rank: int, message: SegmentCreated, descriptors: Sequence[int]) -> None:
+        """Map a segment. Raises an OSError or a ValueError if its descriptor has not come or cannot be mapped."""
+        if not descriptors:
+            raise OSError("too many files are open (raise the limit: ulimit -n)")
+        try:
+            self._segments[rank, message.number] = segments.attach(descriptors[0], message.nbytes, message.number)
+        finally:
+            os.close(descriptors[0])
 
     def unmap(self, rank: int, number: int) -> None:
         """Once no tensor over it is left."""

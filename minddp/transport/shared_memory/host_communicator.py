@@ -19,15 +19,18 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minddp.transport.shared_memory.control_block import PROGRESS_ASLEEP, WAITER_ASLEEP, Call, ControlBlock
 from minddp.transport.shared_memory.peer_sockets import Peer, PeerSockets
-from minddp.transport.shared_memory.progress_engine import FOREVER, Closeable, Collective, ProgressEngine
+from minddp.transport.shared_memory.progress_engine import FOREVER, Collective, ProgressEngine
 from minddp.transport.shared_memory.segments import Segment
 from minddp.transport.spin_wait import SpinWait
+
+if TYPE_CHECKING:
+    from minddp.transport.hierarchical import Lane
 
 PROGRESS_DELAY_S = 0.02  # longer than a wait for the last bucket, which the peers wait for as well
 PROGRESS_DELAY_BETWEEN_HOSTS_S = 0.001  # the network should be busy while backward computes
@@ -71,17 +74,16 @@ class HostCommunicator:
         control: Segment,
         names: Sequence[int],
         spin_wait: SpinWait,
-        lane: Closeable | None = None,
+        lane: Lane | None = None,
     ):
         self.progress_delay_s = PROGRESS_DELAY_S if lane is None else PROGRESS_DELAY_BETWEEN_HOSTS_S
-        self._peers = PeerSockets(peers)
-        self._control = ControlBlock(control, len(peers) + 1, rank)
-        self._engine = ProgressEngine(rank, self._peers, self._control, len(peers) + 1, names, lane)
+        self._engine = ProgressEngine(
+            rank, PeerSockets(peers), ControlBlock(control, len(names), rank), names, lane
+        )
         self._spin_wait = spin_wait
         self._launching = threading.RLock()
-        self._turn = threading.RLock()  # to advance the engine
-        self._urgent = _Flag()
-        self._progress = _ProgressThread(self, self._control, self._peers, self._urgent, self._turn, lane)
+        self._progress = _ProgressThread(self._engine, self.progress_delay_s)
+        self._turn = self._progress.turn
         self._progress.start()
         self.end = weakref.finalize(self, self._progress.end)
 
@@ -131,13 +133,13 @@ class HostCommunicator:
                 engine.wake_self()
         finally:
             if not is_waited_for:
-                self._hand_over()
+                self._progress.take_over()
         return collective
 
     def hurry(self, collective: Collective) -> None:
         """Let the progress thread advance it without delay."""
         collective.is_urgent = True
-        self._urgent.set()
+        self._progress.urgent.set()
         self._engine.wake_self()
 
     def call_when_done(
@@ -166,7 +168,7 @@ class HostCommunicator:
             if collective.number % MESSAGES_EVERY == 0 and not self._turn._is_owned():  # type: ignore[attr-defined]
                 self._in_turn(self._engine.receive, 0)
         finally:
-            self._hand_over()
+            self._progress.take_over()
         if collective.is_done:
             _complete([collective])  # another thread may have finished it, and be busy with callbacks
         return collective.is_done
@@ -217,55 +219,18 @@ class HostCommunicator:
                 return []
             for first in engine.in_flight()[:1]:
                 if first.waits_for is not None:
-                    self._spin_wait.spin(first.waits_for.poll(first.until), left_s)
+                    self._spin_wait.spin(partial(first.waits_for.all_reach, first.until), left_s)
             if engine.can_advance():
                 continue
             engine.fail_if_hopeless()  # nothing wakes this thread for a rank whose last message it has read
-            self._control.set_asleep(WAITER_ASLEEP, True)
+            engine.control.set_asleep(WAITER_ASLEEP, True)
             try:
                 if engine.failure is None and not engine.can_advance():
                     engine.receive(engine.limit_ms(left_s))
             finally:
-                self._control.set_asleep(WAITER_ASLEEP, False)
-            if self._peers.is_closed:
+                engine.control.set_asleep(WAITER_ASLEEP, False)
+            if engine.peers.is_closed:
                 engine.fail(DESTROYED, reason_for_peers="")
-
-    # ------------------------------------------------------------------ the progress thread
-
-    def _hand_over(self) -> None:
-        """No thread waits now: from here on the progress thread is woken, unless it will look by itself."""
-        if self._engine.in_flight() and not self._progress.will_look:
-            self._control.set_asleep(PROGRESS_ASLEEP, True)
-            if self._engine.can_advance():
-                self._engine.wake_self()
-
-    def make_progress(self) -> float | None:
-        """Advance everything that can advance. Returns how long the thread may sleep, in milliseconds."""
-        engine = self._engine
-        with self._turn:  # a waiting thread that has it advances everything meanwhile
-            self._urgent.clear()
-            engine.receive()
-            engine.fail_if_hopeless()
-            finished = engine.advance()
-            if any(collective.is_urgent for collective in engine.in_flight()):
-                self._urgent.set()
-        if any(collective.is_urgent and collective.when_done for collective in finished):
-            # Callbacks of futures may wait for another collective
-            thread = threading.Thread(target=_complete, args=(finished,), name="minddp callbacks", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # there are too many
-                _complete(finished)
-        else:
-            _complete(finished)
-        self._hand_over()
-        return engine.limit_ms(GRACE_S)  # launching does not wake it, so it looks from time to time
-
-    def leave(self, error: str, reason_for_peers: str | None = None) -> None:
-        with self._turn:  # a thread that waits notices that the sockets are closed
-            self._engine.fail(error, reason_for_peers)
-            finished = self._engine.advance()
-        _complete(finished)
 
 
 def _complete(finished: Sequence[Collective]) -> None:
@@ -280,54 +245,75 @@ def _complete(finished: Sequence[Collective]) -> None:
 
 
 class _ProgressThread(threading.Thread):
-    """Has no reference to the host while it sleeps, so that an unused communicator is closed immediately."""
+    """Refers to the communicator only by collectives in flight, so that an unused one is closed immediately."""
 
-    def __init__(
-        self,
-        host: HostCommunicator,
-        control: ControlBlock,
-        peers: PeerSockets,
-        urgent: _Flag,
-        turn: Any,
-        lane: Closeable | None,
-    ):
+    def __init__(self, engine: ProgressEngine, delay_s: float):
         super().__init__(name="minddp shared memory", daemon=True)
-        self._host = weakref.ref(host)
-        self._control = control
-        self._peers = peers
-        self._urgent = urgent
-        self._turn = turn
-        self._delay_s = host.progress_delay_s
-        self._lane = lane
-        self._process = os.getpid()
+        self.turn = threading.RLock()  # to advance the engine
+        self.urgent = _Flag()
         self.will_look = False  # True while it waits out the delay; then it looks at all that is in flight
+        self._engine = engine
+        self._delay_s = delay_s
+        self._process = os.getpid()
 
     def run(self) -> None:
+        engine = self._engine
         limit_ms: float | None = GRACE_S * 1000
-        while not self._peers.is_closed:
-            self._peers.sleep(limit_ms)
+        while not engine.peers.is_closed:
+            engine.peers.sleep(limit_ms)
             self.will_look = True
-            self._control.set_asleep(PROGRESS_ASLEEP, False)
-            self._urgent.wait(self._delay_s)
+            engine.control.set_asleep(PROGRESS_ASLEEP, False)
+            self.urgent.wait(self._delay_s)
             self.will_look = False
-            if (host := self._host()) is not None:
-                try:
-                    limit_ms = host.make_progress()
-                except Exception as error:
-                    host.leave(f"The progress thread of a rank has failed: {error!r}")
-            del host
-        if (host := self._host()) is not None:
-            host.leave(DESTROYED, reason_for_peers="")
-        self._peers.leave("")
-        self._peers.close()
-        if self._lane is not None:
-            self._lane.close()
+            try:
+                limit_ms = self._make_progress()
+            except Exception as error:
+                self._leave(f"The progress thread of a rank has failed: {error!r}")
+        self._leave(DESTROYED, reason_for_peers="")
+        engine.peers.close()
+        if engine.lane is not None:
+            engine.lane.close()
+
+    def take_over(self) -> None:
+        """No thread waits now: from here on this one is woken, unless it will look by itself."""
+        if self._engine.in_flight() and not self.will_look:
+            self._engine.control.set_asleep(PROGRESS_ASLEEP, True)
+            if self._engine.can_advance():
+                self._engine.wake_self()
 
     def end(self) -> None:
         if os.getpid() != self._process:  # a forked child has copies of all, but not the thread
             return
-        self._peers.shut_down()
-        self._urgent.set()
+        self._engine.peers.shut_down()
+        self.urgent.set()
         # The garbage collector may call this in this thread, a signal handler in one that has the turn.
-        if self is not threading.current_thread() and not self._turn._is_owned():
+        if self is not threading.current_thread() and not self.turn._is_owned():  # type: ignore[attr-defined]
             self.join(GRACE_S)
+
+    def _make_progress(self) -> float | None:
+        """Advance everything that can advance. Returns how long the thread may sleep, in milliseconds."""
+        engine = self._engine
+        with self.turn:  # a waiting thread that has it advances everything meanwhile
+            self.urgent.clear()
+            engine.receive()
+            engine.fail_if_hopeless()
+            finished = engine.advance()
+            if any(collective.is_urgent for collective in engine.in_flight()):
+                self.urgent.set()
+        if any(collective.is_urgent and collective.when_done for collective in finished):
+            # Callbacks of futures may wait for another collective
+            thread = threading.Thread(target=_complete, args=(finished,), name="minddp callbacks", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # there are too many
+                _complete(finished)
+        else:
+            _complete(finished)
+        self.take_over()
+        return engine.limit_ms(GRACE_S)  # launching does not wake it, so it looks from time to time
+
+    def _leave(self, error: str, reason_for_peers: str | None = None) -> None:
+        with self.turn:  # a thread that waits notices that the sockets are closed
+            self._engine.fail(error, reason_for_peers)
+            finished = self._engine.advance()
+        _complete(finished)

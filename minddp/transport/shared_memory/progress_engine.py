@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -27,6 +26,9 @@ from minddp.transport.shared_memory.peer_sockets import (
     SegmentDropped,
 )
 
+if TYPE_CHECKING:
+    from minddp.transport.hierarchical import Lane
+
 SAME_CALLS = "All ranks must make the same calls in the same order."
 AFTER_DEADLINE_S = 10.0  # a chunk between hosts may last longer
 FOREVER = float("inf")
@@ -37,34 +39,21 @@ class Awaited(Protocol):
 
     def all_reach(self, number: int) -> bool: ...
 
-    def poll(self, number: int) -> Callable[[], bool]:
-        """The same, to be called in a loop."""
-
     def behind(self, number: int) -> list[int]:
         """The ranks of this host that it waits for."""
 
 
-class Earlier:
+class Earlier(NamedTuple):
     """Collectives of this rank that a barrier waits for."""
 
-    def __init__(self, collectives: Sequence[Collective]):
-        self._collectives = collectives
+    collectives: Sequence[Collective]
 
     def all_reach(self, number: int) -> bool:
-        return all(collective.has_begun and collective.waits_for is None for collective in self._collectives)
-
-    def poll(self, number: int) -> Callable[[], bool]:
-        return partial(self.all_reach, number)
+        return all(collective.has_begun and collective.waits_for is None for collective in self.collectives)
 
     def behind(self, number: int) -> list[int]:
         """Empty: an earlier collective that cannot be done is in front, and reported itself."""
         return []
-
-
-class Closeable(Protocol):
-    """The connection to other hosts, which ends with the one to the ranks of this host."""
-
-    def close(self, grace_s: float = ...) -> None: ...
 
 
 class PeerFailed(Exception):
@@ -106,17 +95,16 @@ class ProgressEngine:
         rank: int,
         peers: PeerSockets,
         control: ControlBlock,
-        num_ranks: int,
         names: Sequence[int],
-        lane: Closeable | None,
+        lane: Lane | None,
     ):
         self.rank = rank
-        self.num_ranks = num_ranks
+        self.num_ranks = len(names)
         self.lane = lane
+        self.peers = peers
+        self.control = control
         self._names = names
-        self._peers = peers
         self.wake_self = peers.wake_self  # a thread of this rank, which then looks if it can advance
-        self._control = control
         self.begun, self.done = control.begun, control.done
         self.own_memory = OwnMemory(names[rank], peers, self.done)
         self._peer_memory = PeerMemory()
@@ -231,7 +219,7 @@ class ProgressEngine:
 
     def begin(self, number: int, ours: Contribution) -> Counter:
         """This rank's contribution is complete."""
-        self._control.write_call(number, ours.call)
+        self.control.write_call(number, ours.call)
         self.begun.raise_to(number + 1)
         self._wake()
         return self.begun
@@ -245,7 +233,7 @@ class ProgressEngine:
 
     def contribution(self, number: int, rank: int, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of the contribution of another rank."""
-        call = self._control.call_of(rank, number)
+        call = self.control.call_of(rank, number)
         if not self._peer_memory.has(rank, call.segment):  # its message came before the call
             self.receive()
         return self._peer_memory.tensor(rank, call, start, stop)
@@ -266,8 +254,8 @@ class ProgressEngine:
         self._wake()
 
     def _wake(self) -> None:
-        if asleep := self._control.to_wake():
-            self._peers.wake(asleep)
+        if asleep := self.control.to_wake():
+            self.peers.wake(asleep)
 
     def earlier(self, number: int) -> Earlier:
         """The collectives of this rank before `number` that are in flight."""
@@ -277,28 +265,29 @@ class ProgressEngine:
 
     def receive(self, limit_ms: float | None = 0) -> None:
         """Handle the messages of the peers, after a sleep of at most so long if there are none."""
-        for rank, message, descriptors in self._peers.receive(self._peers.poll(limit_ms)):
+        for rank, message, descriptors in self.peers.receive(self.peers.poll(limit_ms)):
             match message:
                 case SegmentCreated():
-                    if reason := self._peer_memory.map(rank, message, descriptors):
-                        self.fail(
-                            f"Rank {self._names[self.rank]} cannot map memory of rank {self._names[rank]}: {reason}"
-                        )
+                    try:
+                        self._peer_memory.map(rank, message, descriptors)
+                    except (OSError, ValueError) as reason:
+                        ours, theirs = self._names[self.rank], self._names[rank]
+                        self.fail(f"Rank {ours} cannot map memory of rank {theirs}: {reason}")
                 case SegmentDropped():
                     self._peer_memory.unmap(rank, message.number)
                 case Leaving() | Ended():
                     self.ended.setdefault(rank, message)
-                    self._peers.disconnect(rank)
+                    self.peers.disconnect(rank)
 
     def fail(self, error: str, reason_for_peers: str | None = None) -> None:
         """Every collective in flight, and every later one, has this error. The peers receive the first reason."""
         if self.failure is None:
             self.failure = error
             try:
-                self._peers.leave(error if reason_for_peers is None else reason_for_peers)
+                self.peers.leave(error if reason_for_peers is None else reason_for_peers)
             finally:
                 if reason_for_peers is None or self._in_flight:
-                    self._control.fail_from(min(list(self._in_flight), default=self.num_launched))
+                    self.control.fail_from(min(list(self._in_flight), default=self.num_launched))
                 self.wake_self()  # a thread that waits for one of them
                 if self.lane is not None:
                     self.lane.close(0.0)
@@ -330,7 +319,7 @@ class ProgressEngine:
             )
 
     def _require_no_failure(self, number: int) -> None:
-        for rank in self._control.failed_before(number + 1):
+        for rank in self.control.failed_before(number + 1):
             self.receive()  # its message came before
             # The message is lost if this rank was stopped and had no room for it.
             name = self._names[rank]
@@ -338,8 +327,8 @@ class ProgressEngine:
             raise PeerFailed(_reason(name, self.ended.get(rank, unread), f"collective {number}"))
 
     def _require_same_call(self, number: int) -> None:
-        if (ranks := self._control.first_difference(number)) is not None:
-            calls = [f"rank {self._names[rank]} calls {self._control.call_of(rank, number)}" for rank in ranks]
+        if (ranks := self.control.first_difference(number)) is not None:
+            calls = [f"rank {self._names[rank]} calls {self.control.call_of(rank, number)}" for rank in ranks]
             raise RuntimeError(f"In collective {number} {', but '.join(calls)}. {SAME_CALLS}")
 
 

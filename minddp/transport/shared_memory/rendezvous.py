@@ -15,7 +15,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,9 +24,11 @@ from minddp.transport.shared_memory import segments
 from minddp.transport.shared_memory.control_block import ORDERS_WRITES, ControlBlock
 from minddp.transport.shared_memory.host_communicator import HostCommunicator
 from minddp.transport.shared_memory.peer_sockets import Peer, connect
-from minddp.transport.shared_memory.progress_engine import Closeable
 from minddp.transport.shared_memory.segments import Segment
 from minddp.transport.spin_wait import spin_wait_among
+
+if TYPE_CHECKING:
+    from minddp.transport.hierarchical import Lane
 
 GATHERED_BYTES = 1024  # per rank; room for the longest error, even if every character is escaped
 MAX_ERROR_CHARACTERS = 150
@@ -68,7 +70,7 @@ def gather_hosts(gather: Gather, name_here: str) -> list[str]:
 
 
 def connect_ranks(
-    gather: Gather, rank: int, ranks: Sequence[int], make_lane: Callable[[], Closeable | None] = lambda: None
+    gather: Gather, rank: int, ranks: Sequence[int], make_lane: Callable[[], Lane | None] = lambda: None
 ) -> HostCommunicator:
     """The connected `ranks`, those of this host. Collective among all ranks of the group.
 

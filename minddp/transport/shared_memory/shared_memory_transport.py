@@ -51,16 +51,12 @@ class SharedMemoryTransport(ProcessGroupTransport):
         self._group_end = None if group is shared else self.when_group_ends(shared.shutdown)
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        if device.type != "cpu" or not self._shared.shares_memory:
+        if device.type != "cpu":
             return super().allocate(numel, dtype, device)
         return self._shared.allocate(numel, dtype)
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        if not self._shared.shares_memory:
-            return super().all_reduce(tensor)
         return self._shared.allreduce([tensor])
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
-        if not self._shared.shares_memory:
-            return super().broadcast(tensor, source)
         return self._shared.broadcast([tensor], source)

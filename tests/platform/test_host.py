@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minddp.platform import cores
+from minddp.platform import host
 
 
 @pytest.fixture
@@ -37,23 +37,23 @@ def test_the_smaller_of_affinity_and_quota(
 ) -> None:
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(cores, "CPU_QUOTA", tmp_path / "cpu.max")
-    assert cores.usable_cores() == usable
+    monkeypatch.setattr(host, "CPU_QUOTA", tmp_path / "cpu.max")
+    assert host.usable_cores() == usable
 
 
 @pytest.mark.usefixtures("affinity")
 def test_where_the_system_has_no_affinity_the_machine_counts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cores, "CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(host, "CPU_QUOTA", tmp_path / "cpu.max")
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert cores.usable_cores() == 8.0
+    assert host.usable_cores() == 8.0
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert cores.usable_cores() == 1.0
+    assert host.usable_cores() == 1.0
 
 
 def test_a_file_that_cannot_be_read_sets_no_limit(tmp_path: Path) -> None:
-    assert cores.read_if_there(tmp_path) == ""  # a folder
-    assert cores.read_if_there(tmp_path / "none") == ""
+    assert host.read_if_there(tmp_path) == ""  # a folder
+    assert host.read_if_there(tmp_path / "none") == ""
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    assert cores.cpu_quota(cores.read_if_there(tmp_path / "binary")) is None
+    assert host.cpu_quota(host.read_if_there(tmp_path / "binary")) is None
