@@ -93,11 +93,10 @@ class CheckFinite(Mode):
 
 def not_finite(reducer: Reducer, mark_of_rank: dict[int, int]) -> FloatingPointError:
     plan, offenders = reducer.store.plan, []
-    bucket_of = {slot.param: slot.bucket for bucket in plan.buckets for slot in bucket.slots}
     for rank, mark in mark_of_rank.items():
         param, is_infinite = divmod(mark - 1, 2)
         name, kind = plan.params[param].name, "infinity" if is_infinite else "NaN"
-        offenders.append(f"rank {rank}'s gradient of `{name}` (bucket {bucket_of[param]}) has {kind}")
+        offenders.append(f"rank {rank}'s gradient of `{name}` (bucket {plan.slot_of[param].bucket}) has {kind}")
     return FloatingPointError(
         f"In backward {reducer.num_passes}, before averaging, {wording.joined(offenders)}. Now the averages in "
         f"`.grad` are not finite either, on any rank: to go on, call zero_grad() instead of optimizer.step(). Look "
