@@ -11,16 +11,14 @@ notes, and rank 0 waits for them up to `LAST_S` seconds, if it has notes to comp
 
 from __future__ import annotations
 
-import itertools
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 
 from minddp.platform.repeating_thread import RepeatingThread
-from minddp.platform.store import POLL_S, Messages, own_connection
+from minddp.platform.store import Messages, own_connection
 from minddp.tools.watchdog.check import Check, Finding, Notes
 
 _log = logging.getLogger("minddp.tools.watchdog")
@@ -75,17 +73,13 @@ class NotesComparison:
 
     def _compare_all(self, is_last: bool) -> None:
         """On rank 0."""
-        keys = ("notes", "last") if is_last else ("notes",)
-        absent = set(range(self._world_size)) if self._messages.read(0, "last") is not None else set()
-        deadline = time.monotonic() + LAST_S
-        while True:
-            for rank, key in itertools.product(range(self._world_size), keys):
-                if (notes := self._messages.take(rank, key)) is not None:
-                    self._compare(rank, notes)
-                    absent -= {rank} if key == "last" else set()
-            if not absent or time.monotonic() > deadline:
-                return
-            time.sleep(POLL_S)
+        last = {}
+        if is_last:
+            has_notes = self._messages.read(0, "last") is not None
+            last = self._messages.gather("last", limit_s=LAST_S if has_notes else 0.0)
+        for rank in range(self._world_size):
+            self._compare(rank, self._messages.take(rank, "notes") or {})
+            self._compare(rank, last.get(rank, {}))
 
     def _compare(self, rank: int, notes: Mapping[str, Notes]) -> None:
         """Compare each number for which the notes of all ranks are present."""

@@ -1,23 +1,24 @@
 """Fingerprints: numbers that are equal on two ranks if, and except by chance only if, the bits of a tensor are.
 
-Each element counts as an integer, or each 8 bytes of a large tensor, and the integers are added, with overflow.
-That reads the tensor once. It does not see that these integers have changed places. Of elements with 8 bytes, all
-weights times 2 would have the same sum: so their upper half is mixed in.
+Small tensors are copied, and the CPU hashes their bytes. Of a large one each 8 bytes count as an integer, and the
+integers are added, with overflow. That reads the tensor once. It does not see that these integers have changed
+places. Of elements with 8 bytes, all weights times 2 would have the same sum: so their upper half is mixed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+import zlib
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from itertools import accumulate
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from minddp.platform import streams
 
 SMALL_BYTES = 16 * 1024  # an operation on a smaller tensor takes longer than a copy of it
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -28,62 +29,35 @@ class Reading:
     """
 
     @torch.no_grad()
-    def __init__(self, named: Iterable[tuple[str, torch.Tensor | None]] = ()):
-        self._small, large = by_size(readable(named))
-        sums = []
-        for tensor in large.values():
-            flat = tensor.reshape(-1).contiguous()
-            nbytes = flat.element_size() * flat.numel()
-            if nbytes % 8 or flat.element_size() * flat.storage_offset() % 8:
-                flat = torch.nn.functional.pad(flat.view(torch.uint8), (0, -nbytes % 8))
+    def __init__(self, named: Iterable[tuple[Hashable, torch.Tensor | None]] = ()):
+        small: dict[torch.dtype, dict[Hashable, torch.Tensor]] = defaultdict(dict)
+        sums = {}
+        for name, tensor in readable(named).items():
+            if tensor.nbytes < SMALL_BYTES:
+                small[tensor.dtype][name] = tensor
+                continue
+            flat = tensor.reshape(-1).contiguous().view(torch.uint8)
+            if flat.numel() % 8 or flat.storage_offset() % 8:
+                flat = torch.nn.functional.pad(flat, (0, -flat.numel() % 8))
             words = flat.view(torch.int64)
             if tensor.element_size() >= 8:
                 words = words ^ (words >> 32)
-            sums.append(words.sum())
-        self._large = [*large]
-        self._sums = Copied(torch.stack(sums) if sums else torch.empty(0))
+            sums[name] = words.sum()
+        self._small = []  # the sizes and the contents of those of one dtype
+        for alike in small.values():
+            flat = torch._utils._flatten_dense_tensors([*alike.values()]).clone()
+            self._small.append(({name: it.nbytes for name, it in alike.items()}, Copied(flat)))
+        self._large = [*sums]
+        self._sums = Copied(torch.stack([*sums.values()]) if sums else torch.empty(0))
 
-    def prints(self) -> dict[str, int]:
+    def prints(self) -> dict[Any, int]:
         found = dict(zip(self._large, self._sums.read().tolist(), strict=True))
-        for copies in self._small:
-            found |= copies.prints()
+        for nbytes, copies in self._small:
+            contents = copies.read().view(torch.uint8).numpy().data
+            ends = accumulate(nbytes.values())
+            for (name, size), end in zip(nbytes.items(), ends, strict=True):
+                found[name] = zlib.crc32(contents[end - size : end])
         return found
-
-
-class Copies(Generic[Name]):
-    """Copies of some tensors of one dtype, one behind another, made by one operation."""
-
-    def __init__(self, tensors: Mapping[Name, torch.Tensor]):
-        self._names = [*tensors]
-        self._sizes = [tensor.numel() for tensor in tensors.values()]
-        flat = torch._utils._flatten_dense_tensors([*tensors.values()])
-        self._flat = Copied(flat.clone() if len(tensors) == 1 else flat)
-
-    def prints(self) -> dict[Name, int]:
-        flat = self._flat.read()
-        integers = flat.view(_INTEGERS[flat.element_size()]).numpy()
-        if flat.element_size() == 8:
-            integers = integers ^ (integers >> 32)
-        sums = np.add.reduceat(integers, np.cumsum([0, *self._sizes[:-1]]), dtype=np.int64)
-        return dict(zip(self._names, sums.tolist(), strict=True))
-
-    def not_finite(self) -> list[Name]:
-        """The names of those that have NaN or infinity."""
-        flat = self._flat.read()
-        if flat.isfinite().all():
-            return []
-        parts = zip(self._names, flat.split(self._sizes), strict=True)
-        return [name for name, part in parts if not part.isfinite().all()]
-
-
-def by_size(tensors: Mapping[Name, torch.Tensor]) -> tuple[list[Copies[Name]], dict[Name, torch.Tensor]]:
-    """Copies of the small tensors, and the others."""
-    small: dict[torch.dtype, dict[Name, torch.Tensor]] = {}
-    large: dict[Name, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        is_small = 0 < tensor.nbytes < SMALL_BYTES and tensor.element_size() in _INTEGERS
-        (small.setdefault(tensor.dtype, {}) if is_small else large)[name] = tensor
-    return [Copies(of_dtype) for of_dtype in small.values()], large
 
 
 class Copied:

@@ -28,7 +28,7 @@ from minddp.extension import Extension
 from minddp.options import exclude
 from minddp.platform import wording
 from minddp.tools.watchdog.check import FIRST, Check, Finding, Notes, is_sampled
-from minddp.tools.watchdog.fingerprint import Copied, Copies, by_size, readable
+from minddp.tools.watchdog.fingerprint import Copied, readable
 from minddp.tools.watchdog.misuse import NamedParams
 
 if TYPE_CHECKING:
@@ -93,11 +93,10 @@ class CheckFinite(Mode):
 
 def not_finite(reducer: Reducer, mark_of_rank: dict[int, int]) -> FloatingPointError:
     plan, offenders = reducer.store.plan, []
-    bucket_of = {slot.param: slot.bucket for bucket in plan.buckets for slot in bucket.slots}
     for rank, mark in mark_of_rank.items():
         param, is_infinite = divmod(mark - 1, 2)
         name, kind = plan.params[param].name, "infinity" if is_infinite else "NaN"
-        offenders.append(f"rank {rank}'s gradient of `{name}` (bucket {bucket_of[param]}) has {kind}")
+        offenders.append(f"rank {rank}'s gradient of `{name}` (bucket {plan.slot_of[param].bucket}) has {kind}")
     return FloatingPointError(
         f"In backward {reducer.num_passes}, before averaging, {wording.joined(offenders)}. Now the averages in "
         f"`.grad` are not finite either, on any rank: to go on, call zero_grad() instead of optimizer.step(). Look "
@@ -134,7 +133,7 @@ class NotFiniteCheck(Check):
         self._hooks: list[RemovableHandle] = []
         self._own: list[tuple[str, torch.Tensor]] = []  # the sums of this rank's gradients, as they arrive
         self._step: int | None = None  # sampled, and not seen by an optimizer yet
-        self._new: deque[tuple[int, Sequence[Copies[str]], list[tuple[str, Copied]]]] = deque()
+        self._new: deque[tuple[int, list[tuple[str, Copied]]]] = deque()
 
     def before_module(self, step: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.post_backward()
@@ -158,23 +157,15 @@ class NotFiniteCheck(Check):
     @torch.no_grad()
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._step is not None and getattr(optimizer, "found_inf", None) is None:  # else it leaves the step out
-            small: Sequence[Copies[str]] = ()
             if not (sums := self._own):  # the hooks of FSDP2's parameters do not fire
-                small, large = by_size(readable((name, param.grad) for name, param in self._params))
-                sums = [(name, grad.sum(dtype=WIDE.get(grad.dtype))) for name, grad in large.items()]
-            self._new.append((self._step, small, [(name, Copied(value)) for name, value in sums]))
+                grads = readable((name, param.grad) for name, param in self._params)
+                sums = [(name, grad.sum(dtype=WIDE.get(grad.dtype))) for name, grad in grads.items()]
+            self._new.append((self._step, [(name, Copied(value)) for name, value in sums]))
         self._step = None
 
     def take_notes(self, is_last: bool = False) -> Notes:
         taken = [self._new.popleft() for _ in range(len(self._new))]
-        return [
-            (
-                step,
-                [name for copies in small for name in copies.not_finite()]
-                + [name for name, value in sums if not value.read().isfinite().item()],
-            )
-            for step, small, sums in taken
-        ]
+        return [(step, [name for name, it in sums if not it.read().isfinite().item()]) for step, sums in taken]
 
     def release(self) -> None:
         for hook in self._hooks:  # perhaps within a backward, which may be calling them

@@ -38,7 +38,7 @@ class Guard(Mode, StepWatcher):
 
     Notes are compared from the first synchronised backward on, in which all ranks take part: a copy of the wrapper
     on one rank, which never trains, must not take the place of another rank's. This ends with `close`, or when the
-    guard is collected. `num_passes`: the backwards that the reducer has synchronised before.
+    guard is collected.
     """
 
     steps_are_passes = False  # True: an optimizer's step is taken for the end of a synchronised backward
@@ -48,7 +48,6 @@ class Guard(Mode, StepWatcher):
         params: Sequence[tuple[str, torch.nn.Parameter]],
         transport: Transport,
         checks: MutableMapping[str, Check],
-        num_passes: int = 0,
     ):
         assert transport.store is not None
         self.checks = checks
@@ -59,7 +58,6 @@ class Guard(Mode, StepWatcher):
         self._may_capture = streams.has_streams(self._device)
         self._guarded = {id(param) for _, param in params}
         # Where training is.
-        self._first_pass = num_passes
         self.step = 0  # synchronised backwards so far
         self._in_backward = False
         self._steps_alone = 0  # optimizer steps since the last synchronised backward
@@ -77,19 +75,18 @@ class Guard(Mode, StepWatcher):
         self.ignore_steps()
         self._comparison.close()
 
-    def before_module(self, num_passes: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.step = num_passes - self._first_pass
+    def before_module(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.call("before_module", self.step, inputs, kwargs)
 
     def shadow_begins(self) -> None:
-        """Start with the first reduced backward, also on a rank that has joined."""
+        """A reduced backward, also on a rank that has joined. With the first one notes begin to be compared."""
         self._comparison.start(self._name)
+        self.step += 1
 
     def first_gradient(self, param: int) -> None:
         self._steps_alone, self._in_backward = 0, True
-        self.shadow_begins()
         self.call("first_gradient", self.step)
-        self.step += 1
+        self.shadow_begins()
 
     def before_unpack(self) -> None:
         self.call("before_unpack")
@@ -161,7 +158,7 @@ class Guarded(Extension):
         checks = checks_of(named, starts_equal=starts_equal)
         if self.shares:  # ranks may have different numbers of them
             checks.pop("slow_rank", None)
-        self.guard = Guard(named, transport, checks, reducer.num_passes)
+        self.guard = Guard(named, transport, checks)
         reducer.modes.append(self.guard)
         if (hook := ddp._registered_hook) is not None:
             self.guard.call("communication_hook", hook.name, hook.state)
@@ -179,7 +176,7 @@ class Guarded(Extension):
 
     def before_module(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> None:
         if self.guard is not None:
-            self.guard.before_module(ddp._reducer.num_passes, inputs, kwargs)
+            self.guard.before_module(inputs, kwargs)
 
     def post_forward(self, ddp: DistributedDataParallel) -> None:
         if self.guard is not None:

@@ -8,7 +8,6 @@ and must not have had a common value since, even after different numbers of step
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from minddp.core.autograd import tensors_in
 from minddp.platform.wording import names, ranks
 from minddp.tools.watchdog.check import ALONE, Check, Finding, Notes
-from minddp.tools.watchdog.fingerprint import Copied, Reading, readable
+from minddp.tools.watchdog.fingerprint import Reading, readable
 
 BATCHES = 8
 FEWEST_DIFFERENT = 4  # of these batches: a batch that never changes is a benchmark
@@ -92,7 +91,7 @@ class SameDataCheck(Check):
     """
 
     def __init__(self) -> None:
-        self._samples: deque[list[Copied]] = deque(maxlen=MOST_SAMPLES)
+        self._samples: deque[Reading] = deque(maxlen=MOST_SAMPLES)
         self._num_steps = 0
         self._first: list[int] = []
         self._num_read = self._num_again = 0  # batches, and those in a row that are the first ones again
@@ -102,13 +101,12 @@ class SameDataCheck(Check):
             self._num_steps = step + 1
             found = readable(enumerate(tensors_in((inputs, kwargs)))).values()
             is_data = sum(tensor.numel() for tensor in found) >= FEWEST_ELEMENTS
-            self._samples.append([Copied(spread_sample(tensor)) for tensor in found if is_data])
+            self._samples.append(Reading(enumerate(map(spread_sample, found if is_data else ()))))
 
     def take_notes(self, is_last: bool = False) -> Notes:
         notes: Notes = []
         while self._samples and self._num_again < BATCHES:
-            sample = [copied.read() for copied in self._samples.popleft()]
-            value = hash(tuple(zlib.crc32(it.view(torch.uint8).numpy().data) for it in sample))
+            value = hash(tuple(self._samples.popleft().prints().values()))
             self._num_read += 1
             if len(self._first) < BATCHES:
                 self._first.append(value)
@@ -138,11 +136,7 @@ class SameDataCheck(Check):
 
 
 def spread_sample(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of some elements, spread over the tensor's memory. Does not wait for the device."""
+    """Some elements, spread over the tensor's memory."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     step = span // SAMPLE_ELEMENTS + 1
-    return (
-        tensor.detach()
-        .as_strided((-(-span // step) if tensor.numel() else 0,), (step,), tensor.storage_offset())
-        .clone()
-    )
+    return tensor.as_strided((-(-span // step) if tensor.numel() else 0,), (step,), tensor.storage_offset())

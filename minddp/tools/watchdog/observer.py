@@ -63,7 +63,7 @@ class InputHook:
 
     def __call__(self, _module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and (guard := self._guard()) is not None:
-            guard.before_module(guard.step, inputs, kwargs)
+            guard.before_module(inputs, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return InputHook, ()
@@ -125,16 +125,15 @@ def named_params(module: nn.Module) -> NamedParams:
 
 def guarding_wrappers(guard_of: Any) -> ExitStack:
     """Torch's wrappers call `guard_of(ddp)`, a guard or `None`, until the result is closed."""
-    names = ("_pre_forward", "_post_forward", "_match_all_reduce_for_bwd_pass")
-    originals = {name: getattr(TorchDDP, name) for name in names}
-    pre_forward, post_forward, shadow = originals.values()
+    pre_forward, post_forward = TorchDDP._pre_forward, TorchDDP._post_forward
+    shadow = TorchDDP._match_all_reduce_for_bwd_pass
 
     def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or (guard := guard_of(self)) is None:
             return pre_forward(self, *inputs, **kwargs)
         guard.pre_forward(self._comm_hooks)
         inputs, kwargs = pre_forward(self, *inputs, **kwargs)
-        guard.before_module(guard.step, inputs, kwargs)
+        guard.before_module(inputs, kwargs)
         return inputs, kwargs
 
     def _post_forward(self: Any, output: Any) -> Any:
@@ -147,13 +146,12 @@ def guarding_wrappers(guard_of: Any) -> ExitStack:
         """This rank has run out of inputs, and takes part in a backward of the others."""
         shadow(self)
         if (guard := guard_of(self)) is not None:
-            guard.step += 1
             guard.shadow_begins()
 
     undo = ExitStack()
-    for name, function in zip(names, (_pre_forward, _post_forward, _match_all_reduce_for_bwd_pass), strict=True):
-        setattr(TorchDDP, name, function)
-        undo.callback(setattr, TorchDDP, name, originals[name])
+    for function in (_pre_forward, _post_forward, _match_all_reduce_for_bwd_pass):
+        undo.callback(setattr, TorchDDP, function.__name__, getattr(TorchDDP, function.__name__))
+        setattr(TorchDDP, function.__name__, function)
     return undo
 
 

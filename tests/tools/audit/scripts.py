@@ -47,6 +47,7 @@ class Place:
         self.optimizer = kind(self.model.parameters(), lr=0.01)
         self.data = torch.Generator().manual_seed(1000 * seed + rank)
         self.masks = self.dice.random() < 0.5
+        self.clips: list[float] = []  # the factor in each step
 
     def batch(self, size: int = 6, scale: float = 1.0) -> tuple[Tensor, Tensor]:
         x = scale * torch.randn(size, 12, generator=self.data)
@@ -88,10 +89,20 @@ class Place:
         """Of the gradients, or zeros if there are none."""
         return [grad.clone() for grad in self.grads()] or [0.0] * len(list(self.model.parameters()))
 
-    def average(self, divisor: float | None = None) -> None:
-        for grad in self.grads():
+    def average(self, divisor: float | None = None, leave_out: int = 0) -> None:
+        grads = self.grads()
+        for grad in grads[: len(grads) - leave_out]:
             dist.all_reduce(grad)
             grad /= divisor or self.ranks
+
+    def clip(self, limit: float) -> None:
+        """Clips this rank's gradient, and notes the factor."""
+        norm = float(clip_grad_norm_(self.model.parameters(), limit))
+        self.clips.append(min(1.0, limit / (norm + 1e-6)))
+
+    def clipped_weights(self) -> Any:
+        """Those of the mean of gradients that each rank has clipped."""
+        return self.weights() * np.array(of_all_ranks(self.clips[WARM_UP]))[:, None]
 
     def train(self, *acts: Callable[[], object], zero_every: int = 1) -> Any:
         """The `acts` of a step compute its gradients."""
@@ -215,28 +226,20 @@ def mean_of_means_accumulated(at: Place) -> Result:
 
 def clipped_before_averaging(at: Place) -> Result:
     """Each rank clips its own gradient."""
-    factors: list[float] = []
-
-    def clip() -> None:
-        norm = clip_grad_norm_(at.model.parameters(), 0.2)
-        factors.append(min(1.0, 0.2 / (float(norm) + 1e-6)))
-
-    audit = at.train(partial(at.backwards, scale=1.0 + at.rank), clip, at.average)
-    return audit, "clipped early", at.weights() * np.array(of_all_ranks(factors[WARM_UP]))[:, None]
+    audit = at.train(partial(at.backwards, scale=1.0 + at.rank), partial(at.clip, 0.2), at.average)
+    return audit, "clipped early", at.clipped_weights()
 
 
 def clipped_on_one_rank(at: Place) -> Result:
     """Only one rank's gradient is longer than the limit."""
-    at.batches, factors = 1, []
+    at.batches = 1
 
     def clip() -> None:
         norms = of_all_ranks(float(nn.utils.get_total_norm(at.grads())))
-        limit = sum(sorted(norms)[-2:]) / 2  # shorter than one of them
-        clip_grad_norm_(at.model.parameters(), limit)
-        factors.append(min(1.0, limit / (norms[at.rank] + 1e-6)))
+        at.clip(sum(sorted(norms)[-2:]) / 2)  # shorter than one of them
 
     audit = at.train(partial(at.backward, scale=5.0 if at.rank == at.at_rank else 1.0), clip, at.average)
-    return audit, "clipped early", at.weights() * np.array(of_all_ranks(factors[WARM_UP]))[:, None]
+    return audit, "clipped early", at.clipped_weights()
 
 
 def zero_grad_forgotten(at: Place) -> Result:
@@ -297,13 +300,7 @@ def broadcast_instead(at: Place) -> Result:
 
 def some_parameters_left_out(at: Place) -> Result:
     """A bucket that is never sent."""
-    left_out = at.dice.randrange(2, 5)
-
-    def average() -> None:
-        for grad in at.grads()[:-left_out]:
-            dist.all_reduce(grad)
-            grad /= at.ranks
-
+    average = partial(at.average, leave_out=at.dice.randrange(2, 5))
     return at.train(at.backwards, average), "not averaged", None
 
 
@@ -385,13 +382,9 @@ def right_token_means(at: Place) -> Result:
 
 def right_clipped(at: Place) -> Result:
     """Clipped after averaging, and so on all ranks alike."""
-    ddp, at.batches, norms = TorchDDP(at.model), 1, []
-
-    def step() -> None:
-        at.loss(ddp, scale=2.0).backward()
-        norms.append(float(clip_grad_norm_(at.model.parameters(), 0.05)))
-
-    return at.train(step), "clipped", at.weights(0.05 / norms[WARM_UP])
+    at.batches = 1
+    audit = at.train(partial(at.backward, TorchDDP(at.model), scale=2.0), partial(at.clip, 0.05))
+    return audit, "clipped", at.clipped_weights()
 
 
 def right_half_a_square(at: Place) -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -24,15 +24,11 @@ class Fleet:
         make_module: Callable[[], nn.Module] = lambda: nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))),
         *,
         starts_equal: bool = True,
-        lr_of_rank: Mapping[int, float] | None = None,
     ):
         torch.manual_seed(0)
         module = make_module()
         self.modules = [copy.deepcopy(module) for _ in range(world_size)]
-        self.optimizers = [
-            torch.optim.SGD(module.parameters(), lr=(lr_of_rank or {}).get(rank, 0.125), momentum=0.5)
-            for rank, module in enumerate(self.modules)
-        ]
+        self.optimizers = [torch.optim.SGD(module.parameters(), lr=0.125, momentum=0.5) for module in self.modules]
         self.checks: list[dict[str, Check]] = [
             {"drift": DriftCheck(params, starts_equal=starts_equal), "bypass": BypassCheck(params)}
             for params in ([*module.named_parameters()] for module in self.modules)

@@ -29,19 +29,22 @@ class Scripted(Check):
         yield Finding("scripted", "the same", number, (1,), "a finding")
 
 
-def exchanged(*notes_of_ranks: Notes) -> tuple[Scripted, list[list[Finding]]]:
-    """Rank 0's check, and what each rank has found, after all have sent their notes."""
+def opened(*notes_of_ranks: Notes) -> tuple[list[NotesComparison], dist.Store]:
+    """An exchange of each rank, and their store."""
     store = dist.HashStore()
-    checks = [Scripted(notes) for notes in notes_of_ranks]
-    exchanges = [
-        NotesComparison(rank, len(checks), {"scripted": check}, store) for rank, check in enumerate(checks)
-    ]
+    checks = [{"scripted": Scripted(notes)} for notes in notes_of_ranks]
+    exchanges = [NotesComparison(rank, len(checks), of_rank, store) for rank, of_rank in enumerate(checks)]
     for one in exchanges:
         one.open("test")
-    for _ in range(2):
-        for one in reversed(exchanges):
-            one.turn()
-    return checks[0], [one.found for one in exchanges]
+    return exchanges, store
+
+
+def exchanged(*notes_of_ranks: Notes) -> tuple[Any, list[list[Finding]]]:
+    """Rank 0's check, and what each rank has found, after all have sent their notes."""
+    exchanges, _ = opened(*notes_of_ranks)
+    for one in 2 * exchanges[::-1]:
+        one.turn()
+    return exchanges[0]._checks["scripted"], [one.found for one in exchanges]
 
 
 def test_what_all_ranks_have_noted_is_compared_by_number_and_rank() -> None:
@@ -64,10 +67,7 @@ def test_what_only_one_rank_notes_takes_no_more_and_more_memory() -> None:
 
 def test_notes_that_are_not_compared_any_more_do_not_stay_in_the_store() -> None:
     """Rank 0 leaves first, and has nothing to compare."""
-    store = dist.HashStore()
-    exchanges = [NotesComparison(rank, 2, {"scripted": Scripted([(0, "a")] * rank)}, store) for rank in range(2)]
-    for one in exchanges:
-        one.open("test")
+    exchanges, store = opened([], [(0, "a")])
     before = store.num_keys()
     for one in exchanges:
         one.turn(is_last=True)
@@ -76,8 +76,6 @@ def test_notes_that_are_not_compared_any_more_do_not_stay_in_the_store() -> None
 
 def test_rank_0_waits_for_no_last_notes_that_another_rank_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "LAST_S", 3600.0)
-    store = dist.HashStore()
-    for rank in (1, 0):
-        last = NotesComparison(rank, 2, {"scripted": Scripted([(0, "a")] * (1 - rank))}, store)
-        last.open("test")
-        last.turn(is_last=True)
+    exchanges, _ = opened([(0, "a")], [])
+    for one in reversed(exchanges):
+        one.turn(is_last=True)

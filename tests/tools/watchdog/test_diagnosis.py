@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -129,11 +128,6 @@ def test_every_rank_has_its_line() -> None:
     assert [line.split(":")[0].strip() for line in lines] == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert "waiting for 30 s; train.py:57 in step (here, pid 100)" in lines[0]
     assert "collective 9 of group 1 (gloo), barrier, waiting" in diagnosis_of(*IN_GROUPS).text.splitlines()[1]
-
-
-def test_a_state_survives_the_store() -> None:
-    sent = state(1, missing=("a", "b"), accumulates=True, drops=True)
-    assert pickle.loads(pickle.dumps(sent)) == sent
 
 
 def test_ranks_that_wait_in_different_calls() -> None:

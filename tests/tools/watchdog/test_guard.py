@@ -26,9 +26,8 @@ from minddp.tools.watchdog.drift import DriftCheck
 from minddp.tools.watchdog.guard import Guard
 from tests.fakes import FakeTransport
 from tests.ranks import RankPool, on_ranks, take_findings
-from tests.tools.watchdog import bugs, calm
+from tests.tools.watchdog import bugs
 from tests.tools.watchdog.bugs import BUGS, OF_A_WRAPPER, adam, batches, network, train
-from tests.tools.watchdog.calm import CALM
 from tests.tools.watchdog.harness import DOCS, close, reports
 
 ON_THREE_RANKS = OF_A_WRAPPER | {
@@ -56,12 +55,8 @@ def findings(rank: int, name: str) -> list[str]:
         wrappers.append(wrap(module))
         return wrappers[-1]
 
-    with (
-        reports() as logged,
-        mock.patch.object(bugs, "DDP", wrap_and_keep),
-        mock.patch.object(calm, "DDP", wrap_and_keep),
-    ):
-        (CALM.get(name) or ON_THREE_RANKS[name][0])(rank)
+    with reports() as logged, mock.patch.object(bugs, "DDP", wrap_and_keep):
+        ON_THREE_RANKS[name][0](rank)
         dist.barrier()
         for ddp in wrappers:
             close(ddp)
@@ -75,10 +70,6 @@ def test_rank_0_reports_what_is_wrong(ranks: Callable[[int], RankPool], name: st
     assert others == [[], []]
     assert ranks(3).run(take_findings)[0][-1] == text  # what a search for false alarms looks at
     assert f"```text\n{text}\n```" in (DOCS / "guard.md").read_text(), "stale; see tests/tools/watchdog/pages.py"
-
-
-def test_calm_training_is_reported_by_no_rank(ranks: Callable[[int], RankPool]) -> None:
-    assert ranks(3).run(findings, "batch_norm") == [[], [], []]
 
 
 def guards_threads() -> set[threading.Thread]:

@@ -12,16 +12,6 @@ from minddp.tools.watchdog.misuse import BATCHES, SameDataCheck
 from tests.tools.watchdog.fleet import Fleet
 
 
-def test_a_wrapper_that_never_runs_is_noticed_before_it_is_too_late() -> None:
-    fleet = Fleet(2)
-    fleet.alone(ALONE - 1)
-    assert fleet.exchange() == []
-    fleet.alone(1)
-    (finding,) = fleet.exchange()
-    assert f"Gradients are not averaged: {ALONE} optimizer steps without a synchronised backward" in finding.text
-    assert "Call the wrapper, not `ddp.module`" in finding.text
-
-
 def averages_parameters(fleet: Fleet) -> None:
     fleet.alone(2 * ALONE, averages_every=8)
 
@@ -55,17 +45,14 @@ def test_a_script_may_average_by_itself(train: Callable[[Fleet], None]) -> None:
     assert fleet.exchange() == []
 
 
-@pytest.mark.parametrize(
-    ("outside", "words"), [(0, "Every forward since was within `no_sync`"), (1, "Call the wrap")]
-)
-def test_forwards_that_are_all_within_no_sync_are_named(outside: int, words: str) -> None:
+def test_forwards_of_which_one_was_outside_of_no_sync_are_not_blamed_on_it() -> None:
     fleet = Fleet(2)
     for rank in range(2):
-        for synchronises in [False] * ALONE + [True] * outside:
+        for synchronises in [False] * ALONE + [True]:
             fleet.call(rank, "post_forward", synchronises)
     fleet.alone(ALONE)
     (finding,) = fleet.exchange()
-    assert words in finding.text
+    assert "Call the wrapper, not `ddp.module`" in finding.text
 
 
 # ---------------------------------------------------------------------- the same data

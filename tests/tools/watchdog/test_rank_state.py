@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sysconfig
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,23 +46,6 @@ def test_the_place_is_the_scripts_own_line(paths: list[str], place: str, monkeyp
     main = threading.main_thread().ident
     monkeypatch.setattr(rank_state.sys, "_current_frames", lambda: {main: frames(*paths)})
     assert where_is_main_thread() == f"{place} in work"
-
-
-def test_a_script_that_waits_in_the_standard_library_is_named() -> None:
-    seen: list[str] = []
-    has_looked = threading.Event()
-
-    def look() -> None:
-        time.sleep(0.2)  # until the other thread waits
-        seen.append(where_is_main_thread())
-        has_looked.set()
-
-    threading.Thread(target=look).start()
-    has_looked.wait(60)
-    (place,) = seen
-    assert re.fullmatch(
-        r"test_rank_state\.py:\d+ in test_a_script_that_waits_in_the_standard_library_is_named", place
-    )
 
 
 def test_a_state_made_in_the_main_thread_names_the_script_not_the_generated_init() -> None:

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from tests.tools.watchdog.stuck import FAULTY, SCENARIOS, Played
-from tests.tools.watchdog.time_to_diagnosis import Timed, play, table, time, timed
+from tests.tools.watchdog.time_to_diagnosis import Timed, play, timed
 
 OTHERS = (0, 2)
 ENDING = [name for name, scenario in SCENARIOS.items() if scenario.end]
@@ -70,17 +70,3 @@ def test_a_diagnosis_counts_if_it_names_the_cause() -> None:
     raised = [Played("Stuck: Rank 1 has exited", 1.5), Played("Stuck: Rank 1 has ended", 2.5)]
     assert timed("dies", raised) == Timed("dies", 1.5, 1.5, 2.5)
     assert timed("dies", [Played()]) == Timed("dies", None, None, None)
-
-
-def test_a_table_counts_what_is_named_in_time() -> None:
-    shown = table([Timed("dies", 1.5, 1.5, 2.5), Timed("sleeps", 20.1, None, None)])
-    assert "| `dies` | 1.5 s | 1.5 s to 2.5 s |" in shown
-    assert "| `sleeps` | 20.1 s | go on |" in shown
-    assert shown.endswith("Within 20 s: 1 of 2 scenarios.")
-
-
-def test_a_scenario_is_timed() -> None:
-    found = time("dies")
-    assert found.scenario == "dies"
-    assert found.named_s is not None
-    assert found.first_raised_s is not None

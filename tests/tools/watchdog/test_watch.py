@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -24,12 +23,12 @@ import minddp
 from minddp.tools.watchdog import comparison
 from minddp.tools.watchdog.watch import TrainingGoesWrong, Watch
 from tests.ranks import RankPool, of_all_ranks, on_ranks
+from tests.tools.launch import jobs
 from tests.tools.watchdog import bugs
 from tests.tools.watchdog.bugs import BUGS, WAITS, adam, batches, network, train
 from tests.tools.watchdog.calm import CALM
 from tests.tools.watchdog.harness import DOCS, Logged, close, patiently, reports, run_apart, wait_until
 
-ROOT = DOCS.parent
 METHODS = ("_pre_forward", "_post_forward", "_match_all_reduce_for_bwd_pass")
 
 
@@ -199,19 +198,16 @@ train(f, adam(ddp), batches(rank), act)
 dist.destroy_process_group()
 """
 
-
-COMMAND = (sys.executable, "-m", "minddp")
 LAUNCH = ("exec", "--watch", "--", sys.executable)
 
 
 def start(folder: Path, *command: str, **variables: str) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(SCRIPT)
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.Popen([*COMMAND, *command], env=variables, cwd=folder, stderr=subprocess.PIPE, text=True)
+    return jobs.start(*command, cwd=folder, PYTHONPATH=str(jobs.ROOT), **variables)
 
 
 def output_of(folder: Path, *command: str) -> str:
-    return start(folder, *command).communicate(timeout=300)[1]
+    return jobs.end_of(start(folder, *command)).stderr
 
 
 @pytest.mark.slow
@@ -242,5 +238,5 @@ def test_a_rank_that_dies(tmp_path: Path) -> None:
         free.bind(("", 0))
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
     started = [start(tmp_path, *LAUNCH, "script.py", "dies", RANK=str(rank), **place) for rank in range(2)]
-    said = [process.communicate(timeout=300)[1] for process in started]
+    said = [jobs.end_of(process).stderr for process in started]
     assert "The ranks cannot go on. Rank 1 has exited; its own output says why." in said[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -20,7 +19,7 @@ from minddp.tools.watchdog.rank_state import EXITED, LEFT, SILENT
 from minddp.tools.watchdog.watched_transport import WatchedTransport, _WatchedWork
 from tests.fakes import FakeTransport
 from tests.tools.watchdog.harness import Logged, reports
-from tests.tools.watchdog.test_diagnosis import collectives, elsewhere, state
+from tests.tools.watchdog.test_diagnosis import elsewhere, state
 
 LIMIT_S = 10.0
 
@@ -142,55 +141,7 @@ def test_an_ended_process_of_this_host_is_an_occasion_to_ask(ranks: Ranks, monke
     assert second._inquiry.occasions() == ["end of rank 0", "end of rank 1"]
 
 
-# ------------------------------------------------------------------ [Note: a backward that is dropped]
-
-
-@pytest.fixture
-def impatient(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    """Rank 1 drops a backward, and rank 0 has gone on with its collectives."""
-    monkeypatch.setattr("minddp.tools.watchdog.watched_transport.CHECK_WAIT_EVERY_S", 0.05)
-    behind = state(1, recent=collectives(5), drops=True, phase="ACCUMULATING", missing=("b",))
-    ranks.answers = {0: state(0, recent=collectives(5, 6)), 1: behind}
-    return ranks
-
-
-def launch_on(transport: WatchedTransport) -> None:
-    transport.watch_future(torch.ones(1), torch.futures.Future())
-
-
-def test_a_rank_that_drops_what_others_go_on_with_is_an_error(impatient: Ranks) -> None:
-    """If a script catches it, its next collective would meet one of before, and be added to it in silence."""
-    transport = impatient.transport(1)
-    launch_on(transport)
-    for act in (transport.agree_to_drop, transport.agree_to_drop, lambda: transport.all_reduce(torch.ones(1))):
-        with pytest.raises(Stuck, match="An exception has ended backward 3 on rank 1 before the gradients of `b`"):
-            act()
-    assert impatient.num_asked == 1
-    left = transport.state()
-    assert left is not None
-    assert left.drops, "what it leaves behind shows why"
-
-
-def test_what_has_launched_nothing_is_dropped_without_the_others(impatient: Ranks) -> None:
-    transport = impatient.transport(1)
-    launch_on(transport)
-    transport.settle()
-    transport.agree_to_drop()
-    assert impatient.num_asked == 0
-
-
-def test_ranks_that_have_launched_as_much_drop_together(impatient: Ranks) -> None:
-    both = [impatient.transport(rank) for rank in (0, 1)]
-    for _ in range(2):
-        for transport in both:
-            launch_on(transport)
-        with ThreadPoolExecutor(2) as threads:
-            assert list(threads.map(WatchedTransport.agree_to_drop, both)) == [None, None]
-    assert impatient.num_asked == 0
-    assert not any(transport._drops for transport in both)
-
-
-def test_a_rank_that_has_given_up_waits_for_nothing_that_is_still_under_way(ranks: Ranks) -> None:
+def test_a_rank_that_has_given_up_waits_for_nothing_that_is_under_way_and_launches_nothing(ranks: Ranks) -> None:
     """A step that is called off may leave dozens of works that never complete."""
     transport = ranks.transport()
     waited_s: list[float] = []
@@ -200,6 +151,8 @@ def test_a_rank_that_has_given_up_waits_for_nothing_that_is_still_under_way(rank
             transport.wait_until(lambda seconds: bool(waited_s.append(seconds)))
     assert len(waited_s) == 2
     assert max(waited_s) < 0.01
+    with pytest.raises(Stuck, match=r"Called off\."):  # it would meet an earlier one of other ranks
+        transport.all_reduce(torch.ones(1))
 
 
 # ------------------------------------------------------------------ when the job is over
