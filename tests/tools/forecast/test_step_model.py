@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
-from minddp.tools.forecast.link import FREE, Link
-from minddp.tools.forecast.ring import all_reduce
+from minddp.tools.forecast.link import FREE, Link, all_reduce
 from minddp.tools.forecast.step_model import Job, Message, Observed, calibrated, predicted_s, simulate
 from tests.tools.forecast.made_up import simulated
 
