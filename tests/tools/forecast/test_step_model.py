@@ -60,14 +60,6 @@ def test_the_plan_in_use_is_predicted_as_it_was(stood_still_s: float, exposed_s:
     assert 0 <= link.taken <= 1
 
 
-def test_nothing_is_taken_where_backward_did_not_stand_still() -> None:
-    """A device's clock, for example, has no other times."""
-    seen = Observed(READY_S, COMPUTED_S, gradients_complete_s=COMPUTED_S, end_s=40e-3)
-    link = calibrated(IDLE, APART, seen)
-    assert link.taken == 0.0
-    assert link.seconds(4_000_000) == pytest.approx(10e-3)  # the last one leaves after 30 ms
-
-
 @pytest.mark.parametrize("stood_still_s", [0.0, 6e-3])
 def test_where_nothing_is_exposed_the_link_is_as_it_was_alone(stood_still_s: float) -> None:
     complete_s = 40e-3 + stood_still_s  # the last gradient is ready after 30 ms
@@ -125,10 +117,3 @@ def test_with_overlap_only_the_last_bucket_of_a_fast_wire_is_exposed() -> None:
     last_s = 14 * 20e-6 + 1.75 * 4 * MIB / 1e9
     assert last_s < 0.01, "the wire is free again when the next gradient is ready"
     assert on(8) == pytest.approx(last_s)
-
-
-@given(n=st.integers(1, 50), latency_us=st.integers(0, 500), gbyte=st.integers(1, 50))
-def test_more_ranks_and_a_slower_wire_never_help(n: int, latency_us: int, gbyte: int) -> None:
-    hop = Link(latency_us / 1e6, gbyte * 1e9)
-    slower = Link(2 * hop.latency_s, hop.bytes_per_s / 2)
-    assert on(n, hop) <= min(on(n + 1, hop), on(n, slower)) + 1e-12

@@ -74,6 +74,11 @@ def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path)
     assert other.optimizer.param_groups[0]["weight_decay"] == 0.2  # the settings, not those of the checkpoint
 
 
+def test_an_option_that_the_wrapper_lacks_is_named(world: World, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--ddp torch --ddp-options transport=nccl: got an unexpected keyword"):
+        after_a_step(world, tmp_path, ddp_options=("transport=nccl",))
+
+
 # ------------------------------------------------------------------ to continue, and to end
 
 

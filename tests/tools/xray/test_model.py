@@ -123,12 +123,6 @@ def test_buckets_are_launched_in_the_order_of_the_plan() -> None:
     assert predicted_ns(step, COSTS, backwards) == pytest.approx(truth.length_ns + second_ns, abs=100)
 
 
-def test_copying_back_overlaps_with_what_is_still_on_the_wire() -> None:
-    (step,) = made([Rank(copy_ms=0.5)], layout([[1], [1], [1], [1]]))
-    costs = replace(COSTS, copy=Link(0.5e-3, float("inf")))
-    assert predicted_ns(step, costs) == pytest.approx(step.length_ns, abs=100)
-
-
 def test_a_bucket_none_of_which_came_leaves_when_backward_ends() -> None:
     plan = layout([[1], [1]])
     (step,) = made([Rank(copy_ms=0), Rank(copy_ms=0)], plan)

@@ -31,6 +31,13 @@ def test_names_cannot_break_the_page() -> None:
     assert "its last gradient is &lt;/script&gt;&lt;b&gt;&amp;" in page
 
 
+def test_a_model_that_misjudges_the_step_is_a_warning() -> None:
+    made = Analysis(MADE)
+    assert "Do not rely" not in render(made)
+    vars(made)["predicted_ns"] = 1.2 * made.typical.length_ns
+    assert '<p class="warning">Do not rely on these predictions' in render(made)
+
+
 def test_all_files_of_the_page_are_in_the_package() -> None:
     tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
     project = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())

@@ -59,21 +59,15 @@ def test_a_step_is_the_sum_of_its_parts_and_buckets_have_a_history() -> None:
     assert step.overlap(rank) == pytest.approx(1 - 2.5 / 6)
 
 
-def test_a_bucket_is_on_the_wire_when_all_ranks_have_launched_it() -> None:
-    (step,) = steps_of(recording([Rank(), Rank(late_ms=5)], PLAN))
-    early, late = step.ranks
-    assert step.last_join(0) == (late.buckets[0].launched_ns, 1)
-    assert early.buckets[0].launched_ns == late.buckets[0].launched_ns - 5 * MS
-    assert step.on_the_wire(0, early) == step.on_the_wire(0, late)
-
-
 def test_the_first_rank_can_be_the_last_to_launch() -> None:
-    (step,) = steps_of(recording([Rank(late_ms=5), Rank()], PLAN))
-    assert step.last_join(0) == (step.ranks[0].buckets[0].launched_ns, 0)
-    with_threads = replace(step, adds_after_ns=1 * MS)
-    assert with_threads.last_join(0) == (step.ranks[0].buckets[0].launched_ns + 1 * MS, 0)
-    in_wait = replace(step, adds_after_ns=10**12)
-    assert in_wait.last_join(0) == (step.ranks[0].gradients_complete_ns, 0)
+    """Over shared memory it joins when it waits, or some time after its launch."""
+    made = recording([Rank(late_ms=5), Rank()], PLAN)
+    (step,) = steps_of(made)
+    launched_ns, complete_ns = step.ranks[0].buckets[0].launched_ns, step.ranks[0].gradients_complete_ns
+    for adds_after_ns, join_ns in {0: launched_ns, 1 * MS: launched_ns + 1 * MS, 10**12: complete_ns}.items():
+        ranks = tuple(replace(rank, adds_after_ns=adds_after_ns) for rank in made.ranks)
+        (step,) = steps_of(replace(made, ranks=ranks))
+        assert step.last_join(0) == (join_ns, 0)
 
 
 def test_the_last_rank_to_launch_is_unknown_unless_all_ranks_were_recorded() -> None:
@@ -81,13 +75,6 @@ def test_the_last_rank_to_launch_is_unknown_unless_all_ranks_were_recorded() -> 
     (step,) = steps_of(replace(both, ranks=both.ranks[:1]))
     assert step.last_join(0) is None
     assert step.on_the_wire(0, step.ranks[0]).begin_ns == step.ranks[0].buckets[0].launched_ns
-
-
-def test_a_message_is_not_on_the_wire_before_those_before_it_are_through() -> None:
-    slow = Wire(bytes_per_ms=MIB / 10)  # 21 ms for each bucket
-    (step,) = steps_of(recording([Rank()], PLAN, wire=slow))
-    first, second = (step.on_the_wire(bucket, step.ranks[0]) for bucket in range(2))
-    assert second.begin_ns == first.end_ns > step.ranks[0].buckets[1].launched_ns
 
 
 def test_a_bucket_queues_then_waits_for_ranks_then_moves() -> None:
