@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from minddp.tools.forecast.link import Link
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.page import render
-from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
+from tests.tools.xray.made_up import MIB, SLOW, Rank, layout, recording
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
@@ -24,12 +25,11 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-ge
 
 
 PLAN = layout([[1, 1], [0.5, 1, 0.5], [2]], names=[f"blocks.{i}.weight" for i in range(6)])
-SLOW = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
 PAIR = [Rank(), Rank(late_ms=1)]
 SHOWN = {
     "made": recording([Rank(), Rank(late_ms=3)], PLAN, steps=3, wire=SLOW, title="three buckets"),
     "sixty buckets": recording(
-        PAIR, layout([[0.05] * 3] * 60), wire=Wire(MS // 20, 9 * MIB), title="sixty buckets"
+        PAIR, layout([[0.05] * 3] * 60), wire=Link(0.05e-3, 9000 * MIB), title="sixty buckets"
     ),
     "long names": recording(PAIR, layout([[1] * 9], names=[f"module.{i}.{'encoder.' * 20}" for i in range(9)])),
 }

@@ -6,13 +6,11 @@ from collections import Counter
 
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.chrome_trace import Json, trace_events
-from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
+from tests.tools.xray.made_up import MIB, SLOW, Rank, layout, recording
 
 PLAN = layout([[1, 1], [0.5, 1, 0.5], [2]], names=[f"blocks.{i}.weight" for i in range(6)])
 STEPS, BUCKETS, PARAMS = 3, len(PLAN.buckets), len(PLAN.params)
-MADE = recording(
-    [Rank(pack_ms=0.1), Rank(pack_ms=0.1, late_ms=3)], PLAN, steps=STEPS, wire=Wire(MS // 2, MIB / 4), title="three"
-)
+MADE = recording([Rank(pack_ms=0.1), Rank(pack_ms=0.1, late_ms=3)], PLAN, steps=STEPS, wire=SLOW, title="three")
 
 
 def events(*, ph: str = "XibeM") -> list[Json]:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import minddp.tools.xray.page
+from minddp.tools.forecast.link import Link
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.page import MARKS, marks, render
-from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
+from tests.tools.xray.made_up import MIB, MS, Rank, layout, recording
 
-MADE = recording([Rank(), Rank(late_ms=4)], layout([[1, 1], [2]]), steps=2, wire=Wire(bytes_per_ms=MIB / 2))
+MADE = recording([Rank(), Rank(late_ms=4)], layout([[1, 1], [2]]), steps=2, wire=Link(1e-3, 500 * MIB))
 
 
 def test_the_page_needs_no_network() -> None:

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from minddp.core.events import EventKind as K
 from minddp.core.plan import BucketPlan
+from minddp.tools.forecast.link import Link
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.reading import steps_of, steps_of_rank
 from minddp.tools.xray.recording import RankRecording, Recording, Stamped
 from minddp.tools.xray.timeline import Activity, Interval, Passage
-from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
+from tests.tools.xray.made_up import MIB, MS, Rank, layout, recording
 
 PLAN = layout([[1, 1], [2]])  # two buckets of 2 MiB, three gradients
 
@@ -79,7 +80,7 @@ def test_the_last_rank_to_launch_is_unknown_unless_all_ranks_were_recorded() -> 
 
 def test_a_bucket_queues_then_waits_for_ranks_then_moves() -> None:
     """The passage of a bucket: while the wire is busy it queues, although rank 1 has not launched it either."""
-    (step,) = steps_of(recording([Rank(), Rank(late_ms=4)], PLAN, wire=Wire(bytes_per_ms=MIB / 2)))
+    (step,) = steps_of(recording([Rank(), Rank(late_ms=4)], PLAN, wire=Link(1e-3, 500 * MIB)))
     early, late = step.ranks
     through_ns, now = early.buckets[0].completed_ns, step.passage(1, early)
     launched_ns, later_ns = (rank.buckets[1].launched_ns for rank in step.ranks)

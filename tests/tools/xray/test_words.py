@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.timeline import Activity
-from tests.tools.xray.made_up import MIB, MS, Rank, Wire, joined, layout, recording
-
-SLOW = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
+from tests.tools.xray.made_up import SLOW, Rank, joined, layout, recording
 
 
-def analysis(*ranks: Rank, sizes: list[list[float]], wire: Wire = SLOW, steps: int = 1) -> Analysis:
+def analysis(*ranks: Rank, sizes: list[list[float]], wire: Link = SLOW, steps: int = 1) -> Analysis:
     return Analysis(recording(ranks, layout(sizes), wire=wire, steps=steps))
 
 
@@ -29,7 +28,7 @@ def test_durations_have_three_digits_that_matter(ns: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("ranks", "wire", "says"),
     [
-        ([Rank()], Wire(0, 1e15), "Step: 35.0 ms. Hardly any of it is exposed communication."),
+        ([Rank()], FREE, "Step: 35.0 ms. Hardly any of it is exposed communication."),
         (
             [Rank(), Rank(late_ms=4)],
             SLOW,
@@ -43,7 +42,7 @@ def test_durations_have_three_digits_that_matter(ns: int, text: str) -> None:
         ),
     ],
 )
-def test_the_headline_divides_what_a_rank_waits_for(ranks: list[Rank], wire: Wire, says: str) -> None:
+def test_the_headline_divides_what_a_rank_waits_for(ranks: list[Rank], wire: Link, says: str) -> None:
     """The wait of the last rank is communication, and the others wait for it."""
     assert words.headline(analysis(*ranks, sizes=[[2], [2]], wire=wire).typical) == says
 
@@ -62,7 +61,7 @@ def test_advice_says_what_is_gained_and_whether_that_is_noise() -> None:
 
 
 def test_of_one_step_no_noise_is_known_and_without_gains_there_is_no_advice() -> None:
-    made = analysis(Rank(copy_ms=0, optimizer_ms=0, other_ms=0), sizes=[[1]], wire=Wire(1, 1e15))
+    made = analysis(Rank(copy_ms=0, optimizer_ms=0, other_ms=0), sizes=[[1]], wire=Link(1e-9, 1e18))
     assert words.noise_sentence(made) == "Only one step was recorded, so the noise is not known."
     assert words.advice_sentences(made) == ["No change that was tried makes a step 1% shorter."]
 
