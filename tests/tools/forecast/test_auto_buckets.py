@@ -118,6 +118,9 @@ def test_the_host_waits_for_a_device_between_steps_and_twice_only(monkeypatch: p
     assert waited_before == [1 + observed, 1 + 2 * observed]  # the first step shows the order
     # 16 parameters, each ready one moment of the made-up device after the other, then two more until the end
     assert ddp.tuner.tuning.before_s == pytest.approx(18 * STEP_MS / 1e3)
+    seen = ddp.tuner.tuning.seen
+    assert list(seen.ready_s.values()) == pytest.approx([(16 - param) * STEP_MS / 1e3 for param in range(16)])
+    assert seen.computed_s == seen.gradients_complete_s, "a device is taken to compute whenever it can"
 
 
 class OnASharedCore(DeviceClock):
