@@ -17,13 +17,13 @@ from tests.tools.launch import jobs
 DIES = """
 import os, signal, sys
 from minddp.cli import main
-from minddp.tools.doctor import examination
-measure = examination.measure
+from minddp.tools.doctor import doctor_command
+measure = doctor_command.measure
 def die(*arguments):
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
     return measure(*arguments)
-examination.measure = die
+doctor_command.measure = die
 sys.exit(main(sys.argv[3:]))  # after -m minddp
 """
 

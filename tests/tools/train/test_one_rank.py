@@ -74,6 +74,15 @@ def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path)
     assert other.optimizer.param_groups[0]["weight_decay"] == 0.2  # the settings, not those of the checkpoint
 
 
+def test_a_step_that_overflows_is_left_out_and_lowers_the_scale(world: World, tmp_path: Path) -> None:
+    trainer = after_a_step(world, tmp_path, precision="fp16")
+    trainer.scaler.update(new_scale=2.0**40)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.optimizer_step()
+    assert_same_bits(trainer.model.state_dict(), before)
+    assert trainer.state()["scaler"]["scale"] == 2.0**39
+
+
 def test_an_option_that_the_wrapper_lacks_is_named(world: World, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--ddp torch --ddp-options transport=nccl: got an unexpected keyword"):
         after_a_step(world, tmp_path, ddp_options=("transport=nccl",))

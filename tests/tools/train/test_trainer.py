@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +15,7 @@ from minddp.tools.train.settings import Settings
 from minddp.tools.train.task import load_task
 from minddp.tools.train.trainer import Trainer
 from tests.ranks import RankFailure, of_all_ranks, on_ranks
+from tests.tools.launch.jobs import ROOT
 from tests.tools.train.batch_norm_task import NAME
 from tests.tools.train.runs import assert_same_bits, final_bits, records, tiny, train_here, world_here
 
@@ -62,6 +62,7 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert_same_bits(final_bits(broken.folder), final_bits(whole.folder))
     later = [record for record in records(whole.folder, "training") if record["step"] > 3]
     assert records(broken.folder, "training")[-1] == later[-1]
+    assert later[-1]["loss_scale"] == final_bits(whole.folder)["scaler"].get("scale", 1.0)
     assert records(broken.folder, "validation")[-1] == records(whole.folder, "validation")[-1]
 
 
@@ -152,41 +153,12 @@ def test_a_run_has_the_bits_of_torchs_ddp(ranks, tmp_path: Path, changes: dict[s
             assert_same_bits(bits[0]["model"], final_bits(tmp_path / "fp32")["model"])
 
 
-def test_steps_that_overflow_are_left_out_and_lower_the_scale(ranks, tmp_path: Path) -> None:
-    ranks(2).run(train_with_a_large_scale, tiny(tmp_path, precision="fp16"))
-    last = records(tmp_path, "training")[-1]
-    assert last["loss_scale"] < 2.0**40
-    assert final_bits(tmp_path)["scaler"]["scale"] == last["loss_scale"]
-
-
-def train_with_a_large_scale(rank: int, settings: Settings) -> str:
-    with mock.patch.object(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**40)):
-        return train_here(rank, settings)
-
-
-OWN_TASK = """
-import torch
-from minddp.tools.train.task import Task
-
-class Curve(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        x = torch.tensor([index / 64])
-        return x, torch.sin(6 * x)
-
-def curve(width=32):
-    def build_model():
-        return torch.nn.Sequential(torch.nn.Linear(1, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
-    return Task(Curve(), Curve(), build_model, loss=torch.nn.functional.mse_loss, accuracy=None)
-"""
-
-
 def test_a_task_of_ones_own_is_learned(ranks, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN_TASK)
+    """The one on the page."""
+    _, _, code = (ROOT / "docs" / "training.md").read_text().partition("```python\n")
+    (tmp_path / "own.py").write_text(code.partition("```")[0])
     settings = Settings(
-        task=f"{tmp_path}/own.py:curve", task_options=("width=16",), out=tmp_path, device="cpu", steps=60
+        task=f"{tmp_path}/own.py:task", task_options=("width=16",), out=tmp_path, device="cpu", steps=60
     )
     ranks(2).run(train_here, settings)
     first, last = records(tmp_path, "validation")[0], records(tmp_path, "validation")[-1]
