@@ -36,8 +36,7 @@ from minddp import DistributedDataParallel
 from minddp.platform.host import usable_cores
 from minddp.tools.forecast.auto_buckets import Observer, observed
 from minddp.tools.forecast.gradient_clock import HostClock
-from minddp.tools.forecast.link import FREE, Link, measure_link
-from minddp.tools.forecast.ring import all_reduce, hop_of
+from minddp.tools.forecast.link import FREE, Link, all_reduce, hop_of, measure_link
 from minddp.tools.forecast.step_model import Job
 from minddp.transport import open_transport
 

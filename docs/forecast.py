@@ -18,8 +18,7 @@ import torch
 
 from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import BucketCaps
-from minddp.tools.forecast.link import Link
-from minddp.tools.forecast.ring import all_reduce
+from minddp.tools.forecast.link import Link, all_reduce
 from minddp.tools.forecast.step_model import Job
 from minddp.tools.xray.forecast_command import GBIT
 

@@ -20,9 +20,8 @@ from docs.forecast import BACKWARD
 from docs.learning import explore, recorded
 from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.options import MIB
-from minddp.tools.forecast.link import FREE, Link
+from minddp.tools.forecast.link import FREE, Link, all_reduce
 from minddp.tools.forecast.planner import plan_buckets
-from minddp.tools.forecast.ring import all_reduce
 from minddp.tools.forecast.step_model import Job, predicted_s
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.forecast_command import job_of_recording

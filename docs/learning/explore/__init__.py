@@ -33,9 +33,8 @@ from docs.learning import recorded
 from docs.learning.provenance import Source, Symbol
 from docs.learning.quotes import ROOT, source_of
 from minddp.options import MIB, BucketCaps
-from minddp.tools.forecast.link import FREE, LEAST_S_PER_BYTE, Link, fit_link
+from minddp.tools.forecast.link import FREE, LEAST_S_PER_BYTE, Link, all_reduce, fit_link, hop_of
 from minddp.tools.forecast.planner import HALVINGS
-from minddp.tools.forecast.ring import all_reduce, hop_of
 from minddp.tools.xray.forecast_command import GBIT, job_of_recording
 from minddp.tools.xray.model import SIZES_APART
 from minddp.tools.xray.recording import FORMAT, Recording

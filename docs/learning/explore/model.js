@@ -10,7 +10,7 @@ const median = values => {
 };
 const seconds = (link, nbytes) => link.latency + nbytes / link.rate;
 
-// ------------------------------------------------------------------ link.py, ring.py
+// -------------------------------------------------------------------------- link.py
 
 function allReduce(ranks, hop) {
   const passed = 2 * (ranks - 1) / ranks;

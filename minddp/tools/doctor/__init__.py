@@ -1,5 +1,5 @@
 """`minddp doctor`: check in seconds, before a job, whether a distributed job will work here.
 
-The ranks meet at the store, exchange fact sheets, connect, and measure (`examination.py`). The pure functions of
+The ranks meet at the store, exchange fact sheets, connect, and measure (`doctor_command.py`). The pure functions of
 `verdicts.py` judge facts and measurements.
 """

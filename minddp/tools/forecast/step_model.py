@@ -41,23 +41,19 @@ class Message(NamedTuple):
     ready_s: float
 
 
-class Transfer(NamedTuple):
-    """When the bytes of a message begin to move and when they have arrived, in seconds since backward began."""
+def simulate(messages: Sequence[Message], link: Link) -> list[float]:
+    """When each of `messages` has arrived, in seconds since backward began. They leave in this order.
 
-    begin_s: float
-    end_s: float
-
-
-def simulate(messages: Sequence[Message], link: Link) -> list[Transfer]:
-    """The transfers of `messages`, which leave in this order. See [Note: messages take time from backward]."""
-    transfers, free_s, behind_s = [], 0.0, 0.0
+    See [Note: messages take time from backward].
+    """
+    arrivals_s, free_s, behind_s = [], 0.0, 0.0
     for nbytes, ready_s in messages:
         message_s = link.seconds(nbytes)
         begin_s = max(free_s, ready_s)
-        transfers.append(Transfer(begin_s + behind_s, begin_s + behind_s + message_s))
+        arrivals_s.append(begin_s + behind_s + message_s)
         free_s = begin_s + (1 - link.taken) * message_s
         behind_s += link.taken * message_s
-    return transfers
+    return arrivals_s
 
 
 def predicted_s(plan: BucketPlan, link: Link, ready_s: Times, computed_s: float) -> float:
@@ -66,7 +62,7 @@ def predicted_s(plan: BucketPlan, link: Link, ready_s: Times, computed_s: float)
         Message(bucket.nbytes, max(ready_s[slot.param] for slot in bucket.slots)) for bucket in plan.buckets
     ]
     behind_s = link.taken * sum(link.seconds(message.nbytes) for message in messages)
-    return max([computed_s + behind_s, *(transfer.end_s for transfer in simulate(messages, link))])
+    return max([computed_s + behind_s, *simulate(messages, link)])
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@
 | `batches.py`    | Which rank gets which samples, and how does a run resume its position? |
 | `optimizer.py`  | Which optimizer, and which learning rate does a step have? |
 | `trainer.py`    | What does one rank do in a step, in low precision, too, and what is its state? |
-| `loop.py`       | What happens before, between and after the steps? |
-| `stop.py`       | How do all ranks end at the same step? |
+| `loop.py`       | What happens before, between and after the steps, and how do all ranks end at the same one? |
 | `checkpoint.py` | How are checkpoints written, verified and found again? |
 | `metrics.py`    | How are averages taken over ranks, and where are they written? |
 """

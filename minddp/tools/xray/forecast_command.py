@@ -13,9 +13,8 @@ from statistics import median
 
 from minddp.options import BucketCaps
 from minddp.platform import wording
-from minddp.tools.forecast.link import FREE, Link
+from minddp.tools.forecast.link import FREE, Link, all_reduce, hop_of
 from minddp.tools.forecast.planner import plan_buckets
-from minddp.tools.forecast.ring import all_reduce, hop_of
 from minddp.tools.forecast.step_model import Job
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.result import load

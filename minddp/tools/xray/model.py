@@ -91,6 +91,6 @@ def backward_end_ns(step: RecordedStep, costs: Costs, plan: BucketPlan | None = 
         ready_ns = max(rank.last_ready_ns(bucket) for rank in step.ranks)
         joined_ns = min(now_ns, ready_ns + step.adds_after_ns)
         messages.append(Message(bucket.nbytes, (joined_ns - step.begin_ns) / 1e9))
-    for bucket, transfer in zip(plan.buckets, simulate(messages, costs.wire), strict=True):
-        now_ns = max(now_ns, step.begin_ns + 1e9 * transfer.end_s) + 1e9 * costs.copy.seconds(bucket.nbytes)
+    for bucket, arrival_s in zip(plan.buckets, simulate(messages, costs.wire), strict=True):
+        now_ns = max(now_ns, step.begin_ns + 1e9 * arrival_s) + 1e9 * costs.copy.seconds(bucket.nbytes)
     return now_ns

@@ -40,10 +40,10 @@ class Peers:
 
     def __init__(self, source: Source, limit_s: float):
         self._rank, self._world_size, self._limit_s = source.rank, source.world_size, limit_s
-        self._messages: Messages | None = None
-        if (store := source.store) is not None:  # a rank may begin several times before the same step
-            self._messages = Messages.open(store, source.topic, self._rank, self._world_size)
-            self._messages.post(clock_identity(), "records")
+        store = dist.HashStore() if source.store is None else source.store  # without a store a rank meets no other
+        # `open` numbers the topic: a rank may begin several times before the same step
+        self._messages = Messages.open(store, source.topic, self._rank, self._world_size)
+        self._messages.post(clock_identity(), "records")
 
     def gather(self, ours: RankRecording) -> tuple[tuple[RankRecording, ...], tuple[str, ...], bool]:
         """All recordings on the first rank, on its clock, or only `ours`; notes; whether it has all."""
@@ -51,13 +51,13 @@ class Peers:
         first, *others = members = sorted(clocks)
         received: list[RankRecording] = []
         try:
-            if self._messages is not None and first != self._rank:
+            if first != self._rank:
                 if clocks[first] != clocks[self._rank]:
                     ours = on_clock_of_first(self._messages, ours, self._limit_s)
                 self._messages.post(ours, "recording")
                 self._await("received", [first])
                 return (ours,), (), False
-            if self._messages is not None and others:
+            if others:
                 for rank in others:
                     if clocks[rank] != clocks[first]:
                         answer_time(self._messages, rank, self._limit_s)
@@ -74,7 +74,6 @@ class Peers:
 
     def _await(self, key: str, ranks: list[int]) -> None:
         """Wait for the messages of these ranks; RuntimeError if one does not come within the limit."""
-        assert self._messages is not None
         found = self._messages.gather(key, limit_s=self._limit_s, ranks=ranks)
         if missing := [rank for rank in ranks if rank not in found]:
             raise RuntimeError(f"{wording.ranks(missing)} did not come")
@@ -85,13 +84,10 @@ class Peers:
 
     def _agree(self, *, without_us: bool = False) -> dict[int, str]:
         """The clocks of the ranks that will meet; only this rank's if it is not one of them."""
-        alone = {self._rank: ""}
-        if self._messages is None:
-            return alone
         present = self._messages.gather("records", limit_s=0.0)
         proposal = {rank: clock for rank, clock in present.items() if not (without_us and rank == self._rank)}
         members: dict[int, str] = self._messages.settle(proposal, "members")
-        return members if self._rank in members else alone
+        return members if self._rank in members else {self._rank: ""}
 
     def _notes(self, members: list[int]) -> tuple[str, ...]:
         silent = [rank for rank in range(self._world_size) if rank not in members]

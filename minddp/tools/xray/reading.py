@@ -108,18 +108,12 @@ def _with_waits(events: list[Stamped]) -> list[Stamped]:
     completed = sorted((b, t_ns) for (kind, b), t_ns in when.items() if kind is EventKind.BUCKET_COMPLETED)
     if not completed or any(kind is EventKind.BUCKET_WAITED for kind, _ in when):
         return events
+    end = max(place for place, event in enumerate(events) if event.kind is EventKind.BACKWARD_END)
     added = []
     for bucket, completed_ns in completed:
         now_ns = max(now_ns, completed_ns)
         added += [Stamped(now_ns, kind, bucket) for kind in (EventKind.BUCKET_WAITED, EventKind.BUCKET_UNPACKED)]
-    return sorted([*events, *added[:-1]], key=lambda event: (event.t_ns, _AT_ONE_TIME.get(event.kind, 0)))
-
-
-# The order of events where an inferred time is equal to a seen one.
-_AT_ONE_TIME = {
-    **dict.fromkeys((EventKind.BUCKET_WAITED, EventKind.BUCKET_UNPACKED), 1),
-    **dict.fromkeys((EventKind.BACKWARD_END, EventKind.OPTIMIZER_BEGIN, EventKind.OPTIMIZER_END), 2),
-}
+    return sorted([*events[:end], *added[:-1], *events[end:]], key=lambda event: event.t_ns)
 
 
 def _tile(events: Sequence[Stamped], end_ns: int) -> Iterator[Span]:

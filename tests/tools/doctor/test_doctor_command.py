@@ -2,90 +2,76 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from functools import partial
 
 import pytest
 
 from minddp.cli import main
-from minddp.tools.job.place import OF_A_RANK
 from tests.tools.job.test_store_connection import free_port
-
-PATIENCE_S = 240.0
+from tests.tools.launch import jobs
 
 # A rank that is killed in the middle of a measurement.
 DIES = """
 import os, signal, sys
 from minddp.cli import main
-from minddp.tools.doctor import examination
-measure = examination.measure
+from minddp.tools.doctor import doctor_command
+measure = doctor_command.measure
 def die(*arguments):
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
     return measure(*arguments)
-examination.measure = die
-sys.exit(main(["doctor", *sys.argv[1:]]))
+doctor_command.measure = die
+sys.exit(main(sys.argv[3:]))  # after -m minddp
 """
 
 
-class Run(NamedTuple):
-    status: int
-    output: str
+Runs = Mapping[str, subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def runs() -> Iterator[dict[str, Run]]:
+def runs() -> Runs:
     """`minddp doctor` on its own ranks, with an interface that does not exist, and with a rank that is killed."""
-    doctor = [sys.executable, "-m", "minddp", "doctor"]
-    dies = [sys.executable, "-c", DIES, "--timeout-s", "20"]
     by_hand = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    commands: dict[str, tuple[list[str], dict[str, str]]] = {
-        "fine": (doctor, {}),
-        "wrong": (doctor, {"GLOO_SOCKET_IFNAME": "nosuch0"}),
-        "survivor": (dies, {"RANK": "0", **by_hand}),
-        "victim": (dies, {"RANK": "1", **by_hand}),
-    }
-    inherited = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    dies = partial(jobs.start, "doctor", "--timeout-s", "20", launcher=(sys.executable, "-c", DIES), **by_hand)
     started = {
-        name: subprocess.Popen(command, env={**inherited, **environment}, **pipes)
-        for name, (command, environment) in commands.items()
+        "fine": jobs.start("doctor"),
+        "wrong": jobs.start("doctor", GLOO_SOCKET_IFNAME="nosuch0"),
+        "survivor": dies(RANK="0"),
+        "victim": dies(RANK="1"),
     }
-    outputs = {name: process.communicate(timeout=PATIENCE_S)[0] for name, process in started.items()}
-    yield {name: Run(process.returncode, outputs[name]) for name, process in started.items()}
-    for process in started.values():
-        process.kill()
+    return {name: jobs.end_of(process) for name, process in started.items()}
 
 
-def test_two_ranks_of_their_own_go_through_every_check(runs: dict[str, Run]) -> None:
+def test_two_ranks_of_their_own_go_through_every_check(runs: Runs) -> None:
     """The report is printed once; a note may be due to other programs."""
-    assert runs["fine"].status == 0, runs["fine"].output
-    lines = [line for line in runs["fine"].output.splitlines() if not line.startswith("        ")]
+    assert runs["fine"].returncode == 0, runs["fine"].stdout
+    lines = [line for line in runs["fine"].stdout.splitlines() if not line.startswith("        ")]
     checks = [line.split(maxsplit=1)[1].partition(":")[0] for line in lines]
     assert checks == ["rendezvous", "settings", "network", "link"]
     assert lines[0].startswith("fine    rendezvous: 2 ranks met at ")
     assert lines[2].startswith("fine    network: 2 ranks can connect, and their sum is right")
 
 
-def test_a_broken_check_is_an_exit_status_and_no_traceback(runs: dict[str, Run]) -> None:
-    assert runs["wrong"].status == 1
-    fact, remedy = runs["wrong"].output.splitlines()[-2:]
+def test_a_broken_check_is_an_exit_status_and_no_traceback(runs: Runs) -> None:
+    assert runs["wrong"].returncode == 1
+    fact, remedy = runs["wrong"].stdout.splitlines()[-2:]
     assert fact.startswith("BROKEN  network: The process group failed: ")
     assert "nosuch0" in fact
     assert "gloo listens at no address on ranks 0 and 1." in fact
     assert "GLOO_SOCKET_IFNAME" in remedy
-    assert "Traceback" not in runs["wrong"].output
-    assert "exit status" not in runs["wrong"].output
+    said = runs["wrong"].stdout + runs["wrong"].stderr
+    assert "Traceback" not in said
+    assert "exit status" not in said
 
 
-def test_a_rank_that_is_killed_while_measuring(runs: dict[str, Run]) -> None:
-    assert runs["survivor"].status == 1, runs["survivor"].output
-    assert "BROKEN  network: The process group failed: " in runs["survivor"].output
-    assert "no answer (" in runs["survivor"].output
-    assert runs["victim"].output == ""
+def test_a_rank_that_is_killed_while_measuring(runs: Runs) -> None:
+    assert runs["survivor"].returncode == 1, runs["survivor"].stdout
+    assert "BROKEN  network: The process group failed: " in runs["survivor"].stdout
+    assert "no answer (" in runs["survivor"].stdout
+    assert runs["victim"].stdout + runs["victim"].stderr == ""
 
 
 def test_bad_settings_end_before_anything_is_started(

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import torch.distributed as dist
 
-from minddp.tools.doctor.examination import BrokenCheck, Examination
+from minddp.tools.doctor.doctor_command import BrokenCheck, Examination
 from minddp.tools.doctor.verdicts import CheckResult, Severity
 from minddp.tools.job.place import Place
 from minddp.tools.job.store_connection import open_store
@@ -75,6 +75,6 @@ def test_a_store_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     def collect(*_: object) -> None:
         raise dist.DistNetworkError("Connection reset\nframe #0: somewhere in C++")
 
-    monkeypatch.setattr("minddp.tools.doctor.examination.collect", collect)
+    monkeypatch.setattr("minddp.tools.doctor.doctor_command.collect", collect)
     shown = examined([Place(0, 1, "127.0.0.1", free_port(), hosts_store=True)])
     assert "is lost: Connection reset." in broken(shown[0]).fact

@@ -14,9 +14,7 @@ import torch.distributed as dist
 
 from minddp.platform.store import Messages
 from minddp.tools.doctor import measurement
-from minddp.tools.doctor.measurement import address_of_gloo, collect, measure, run_on_all
-from minddp.tools.forecast.link import Link
-from tests.ranks import RankPool
+from minddp.tools.doctor.measurement import address_of_gloo, collect, run_on_all
 
 INTERFACES = {
     "lo": [SimpleNamespace(address="127.0.0.3"), SimpleNamespace(address="00:00:00:00:00:00")],
@@ -86,19 +84,3 @@ def test_a_part_has_a_time_limit() -> None:
 def test_a_silent_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurement, "MARGIN_S", 0.5)
     assert outcomes(lambda rank: rank, 0.5, present=2) == [({0: 0, 1: 1}, {2: "no answer"})] * 2
-
-
-def measure_here(rank: int) -> Link:
-    store = dist.distributed_c10d._get_default_store()
-    dist.destroy_process_group()
-    return measure(Messages(store, "test", rank, 2), torch.device("cpu"), 60.0)
-
-
-def test_messages_are_measured() -> None:
-    pool = RankPool(2)
-    try:
-        first, second = pool.run(measure_here)
-    finally:
-        pool.kill()
-    assert first == second
-    assert min(first.latency_s, first.bytes_per_s) > 0

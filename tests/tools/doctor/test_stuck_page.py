@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-from cogapp import Cog
 
-from docs.learning.quotes import BLOCK, blocks
-from tests.tools.doctor import stuck_page
-from tests.tools.doctor.stuck_page import PAGE, anonymous, excerpt
+from docs.learning.quotes import blocks
+from tests.tools.doctor.stuck_page import PAGE, anonymous
 from tests.tools.watchdog.stuck import SCENARIOS
 from tests.tools.watchdog.time_to_diagnosis import default_limit_s
 
@@ -50,31 +47,6 @@ def test_the_doctor_on_the_page_checked_everything() -> None:
     assert "link: An all-reduce takes" in shown["minddp doctor"]
     outputs = [*shown.values(), *shown_by("played").values()]
     assert all("Traceback" not in output and output.strip() for output in outputs)
-
-
-def test_cog_fills_in_what_the_functions_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stuck_page, "play", lambda name: {0: f"Stuck: rank 1 {name}.\nreports:"})
-    monkeypatch.setattr(stuck_page.time_to_diagnosis, "main", lambda: print("| a table |"))
-    old = PAGE.read_text()
-    page = tmp_path / "page.md"
-    page.write_text(re.sub(r'ran\(".*"\)', 'ran("echo done")', old))
-    assert Cog().main(["cog", "-r", "-P", "--verbosity=0", str(page)]) == 0
-    filled = blocks(page.read_text())
-    assert filled['played("dies")'] == "```text\nStuck: rank 1 dies.\n```\n"
-    assert filled["timed()"] == "| a table |\n"
-    assert filled['ran("echo done")'] == "```text\ndone\n```\n"
-    assert BLOCK.sub("", page.read_text()) == BLOCK.sub("", old)
-
-
-def test_an_excerpt_is_the_last_warning_and_the_error() -> None:
-    output = (
-        "Stuck: Rank 1 has exited.\n  rank 0: waits\nreports:\nWaited for 1 s so far. A.\nWaited for 2 s so far. B."
-    )
-    assert excerpt({0: "went on\nreports:", 2: output}) == (
-        "Waited for 2 s so far. B.\n\nStuck: Rank 1 has exited.\n  rank 0: waits\n"
-    )
-    with pytest.raises(RuntimeError, match="No rank got stuck"):
-        excerpt({0: "went on\nreports:"})
 
 
 def test_folders_of_the_build_are_left_out() -> None:

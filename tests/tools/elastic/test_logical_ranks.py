@@ -146,12 +146,6 @@ def test_mistakes_are_named(rank: int, world_size: int) -> None:
             make()
 
 
-@on_ranks(3)
-def test_more_ranks_than_shares_are_refused(rank: int) -> None:
-    with pytest.raises(ValueError, match="2 logical ranks cannot be dealt to 3 ranks"):
-        wrapped(logical_ranks=2)
-
-
 @pytest.mark.parametrize("world_size", [1, 3])
 @on_ranks(lambda world_size: world_size)
 def test_what_grad_held_before_is_added(rank: int, world_size: int) -> None:

@@ -23,21 +23,6 @@ A_BACKWARD = [
 ]
 
 
-def test_a_backward_is_timed_by_the_device_and_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice.installed(monkeypatch)
-    clock = DeviceClock(GPU)
-    observer = Observer(clock)
-    for event in A_BACKWARD * 2:
-        observer(event)
-    assert device.waits == 0, "a step that is observed waits for nothing"
-    for stamps in observer.backwards:
-        seen = observed(stamps, clock)
-        assert seen.ready_s == pytest.approx({1: 0.003, 0: 0.006})
-        assert seen.gradients_complete_s == seen.computed_s, "a device is taken to compute whenever it can"
-        assert (seen.gradients_complete_s, seen.end_s) == pytest.approx((0.009, 0.012))
-    assert len(observer.backwards) == 2
-
-
 def test_a_stamp_of_another_stream_is_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The later of two marks may be passed first, if they are of two streams."""
     device = FakeDevice.installed(monkeypatch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
@@ -16,7 +15,6 @@ from minddp.tools.forecast.planner import plan_buckets
 from minddp.tools.forecast.step_model import predicted_s
 from tests.tools.forecast.made_up import simulated
 
-LINK = Link(latency_s=1e-3, bytes_per_s=1e6)
 CPU = torch.device("cpu")
 
 _shares = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
@@ -56,26 +54,6 @@ def test_hardly_any_other_plan_ends_earlier(link: Link, tail_s: float, num_gradi
     best_s = min(predicted_s(plan, link, ready_s, computed_s) for plan in all_plans(specs))
     found = plan_buckets(specs, ready_s, link, computed_s)
     assert predicted_s(found, link, ready_s, computed_s) <= 1.1 * best_s
-
-
-@pytest.mark.parametrize(
-    ("taken", "apart_s", "together_s"),
-    [
-        # Ready after 0 and 4 ms, and backward goes on to 5 ms. Apart: two messages of 3 ms, the first one hidden.
-        (0.0, 7e-3, 4e-3 + 5e-3),
-        # While the first one travels, backward computes half of 3 ms. The second leaves at 3 + 2.5 ms, and in the
-        # 3 ms that it takes backward computes 1.5, more than what was left: that comes to 8.5 ms.
-        (0.5, 8.5e-3, 4e-3 + 5e-3),
-        # Nothing is hidden: 5 ms of backward and all messages, in two or in one.
-        (1.0, 5e-3 + 6e-3, 5e-3 + 5e-3),
-    ],
-)
-def test_what_messages_take_from_backward(taken: float, apart_s: float, together_s: float) -> None:
-    specs, ready_s, link = gradients(2000, 2000), [0.0, 4e-3], dataclasses.replace(LINK, taken=taken)
-    together, apart = all_plans(specs)
-    assert predicted_s(apart, link, ready_s, 5e-3) == pytest.approx(apart_s)
-    assert predicted_s(together, link, ready_s, 5e-3) == pytest.approx(together_s)
-    assert len(plan_buckets(specs, ready_s, link, 5e-3).buckets) == (2 if apart_s < together_s else 1)
 
 
 def test_each_kind_has_its_buckets_and_they_leave_as_they_are_ready() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import signal
 from collections.abc import Iterator
@@ -72,6 +73,20 @@ def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path)
     other = Trainer(dataclasses.replace(whole.settings, weight_decay=0.2), world, whole.task)
     other.restore(state)
     assert other.optimizer.param_groups[0]["weight_decay"] == 0.2  # the settings, not those of the checkpoint
+
+
+def test_a_step_that_overflows_is_left_out_and_lowers_the_scale(world: World, tmp_path: Path) -> None:
+    trainer = after_a_step(world, tmp_path, precision="fp16")
+    trainer.scaler.update(new_scale=2.0**40)
+    before = copy.deepcopy(trainer.model.state_dict())
+    trainer.optimizer_step()
+    assert_same_bits(trainer.model.state_dict(), before)
+    assert trainer.state()["scaler"]["scale"] == 2.0**39
+
+
+def test_an_option_that_the_wrapper_lacks_is_named(world: World, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--ddp torch --ddp-options transport=nccl: got an unexpected keyword"):
+        after_a_step(world, tmp_path, ddp_options=("transport=nccl",))
 
 
 # ------------------------------------------------------------------ to continue, and to end

@@ -48,13 +48,17 @@ def test_the_number_of_ranks_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("task", "words", "says"),
     [
-        (("context=200000", "corpus_mib=1"), "context=200000 is longer than the text"),
-        (("colour=red",), "--task-options colour=red: got an unexpected keyword argument 'colour'"),
-        (("folder=/nowhere/at/all",), "contains 0 files that end in `.py`"),
+        ("gpt", ("context=200000", "corpus_mib=1"), "context=200000 is longer than the text"),
+        ("gpt", ("colour=red",), "--task-options colour=red: got an unexpected keyword argument 'colour'"),
+        ("gpt", ("folder=/nowhere/at/all",), "contains 0 files that end in `.py`"),
+        ("empty.py:line", (), "cannot be imported: .*no attribute 'line'"),
+        ("none.py:x", (), "cannot be imported: .*No module named 'none'"),
     ],
 )
-def test_options_of_a_task_that_cannot_work(words: tuple[str, ...], says: str) -> None:
+def test_a_task_that_cannot_work(tmp_path: Path, task: str, words: tuple[str, ...], says: str) -> None:
+    (tmp_path / "empty.py").touch()
+    place = f"{tmp_path}/{task}" if ":" in task else task
     with pytest.raises(SettingsError, match=says):
-        load_task(Settings(task_options=words))
+        load_task(Settings(task=place, task_options=words))

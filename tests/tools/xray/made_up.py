@@ -13,19 +13,12 @@ import torch
 
 from minddp.core.events import EventKind as K
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
+from minddp.tools.forecast.link import Link
 from minddp.tools.xray.recording import RankRecording, Recording, Stamped
 
 MS = 1_000_000  # nanoseconds
 MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Wire:
-    latency_ns: int = MS
-    bytes_per_ms: float = MIB
-
-    def takes_ns(self, nbytes: int) -> int:
-        return self.latency_ns + round(nbytes / self.bytes_per_ms * MS)
+WIRE, SLOW = Link(1e-3, 1000 * MIB), Link(0.5e-3, 250 * MIB)
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,7 @@ def recording(
     plan: BucketPlan,
     *,
     steps: int = 1,
-    wire: Wire = Wire(),
+    wire: Link = WIRE,
     title: str = "made up",
     meet: bool = True,
 ) -> Recording:
@@ -105,13 +98,13 @@ def joined(recordings: Sequence[Recording]) -> Recording:
     return replace(recordings[0], ranks=tuple(ranks))
 
 
-def _step(ranks: Sequence[Rank], tracks: Sequence[Track], plan: BucketPlan, wire: Wire) -> None:
+def _step(ranks: Sequence[Rank], tracks: Sequence[Track], plan: BucketPlan, wire: Link) -> None:
     launches = [_until_gradients_complete(rank, track, plan) for rank, track in zip(ranks, tracks, strict=True)]
     free_ns = 0
     completed = []
     for index, bucket in enumerate(plan.buckets):
         begin_ns = max(free_ns, *(launched[index] for launched in launches))
-        free_ns = begin_ns + wire.takes_ns(bucket.nbytes)
+        free_ns = begin_ns + round(1e9 * wire.seconds(bucket.nbytes))
         completed.append(free_ns)
     for rank, track in zip(ranks, tracks, strict=True):
         for index, at_ns in enumerate(completed):

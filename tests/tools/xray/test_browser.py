@@ -9,42 +9,28 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minddp.core.events import EventKind
+from minddp.tools.forecast.link import Link
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.page import render
-from minddp.tools.xray.recording import Recording
-from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
+from tests.tools.xray.made_up import MIB, SLOW, Rank, layout, recording
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 
 
-def with_slow_end(made: Recording) -> Recording:
-    """The last message takes 60 ms longer than the others of its size."""
-    ranks = []
-    for rank in made.ranks:
-        end_ns = max(event.t_ns for event in rank.events if event.kind is EventKind.BUCKET_COMPLETED)
-        late = [event._replace(t_ns=event.t_ns + 60 * MS * (event.t_ns >= end_ns)) for event in rank.events]
-        ranks.append(replace(rank, events=tuple(late), stopped_ns=rank.stopped_ns + 60 * MS))
-    return replace(made, ranks=tuple(ranks))
-
-
 PLAN = layout([[1, 1], [0.5, 1, 0.5], [2]], names=[f"blocks.{i}.weight" for i in range(6)])
-SLOW = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
 PAIR = [Rank(), Rank(late_ms=1)]
 SHOWN = {
     "made": recording([Rank(), Rank(late_ms=3)], PLAN, steps=3, wire=SLOW, title="three buckets"),
     "sixty buckets": recording(
-        PAIR, layout([[0.05] * 3] * 60), wire=Wire(MS // 20, 9 * MIB), title="sixty buckets"
+        PAIR, layout([[0.05] * 3] * 60), wire=Link(0.05e-3, 9000 * MIB), title="sixty buckets"
     ),
-    "misjudged": with_slow_end(recording(PAIR, PLAN, wire=Wire(MS, 10 * MIB))),
     "long names": recording(PAIR, layout([[1] * 9], names=[f"module.{i}.{'encoder.' * 20}" for i in range(9)])),
 }
 NARROW = {"viewport": {"width": 380, "height": 700}}
@@ -82,10 +68,6 @@ class Seen:
 
     def style(self, selector: str, name: str) -> str:
         return self.page.eval_on_selector(selector, f"node => getComputedStyle(node).{name}")
-
-    def history(self, index: int, rank: int = 0) -> str:
-        """The text that the mouse over a bucket shows."""
-        return self.page.get_attribute(f"#timeline [title^='bucket {index}, rank {rank}:']", "title")
 
     def bars(self, selector: str) -> list[tuple[float, float]]:
         """From where to where they reach on the page, from left to right."""
@@ -161,27 +143,6 @@ def test_no_text_of_a_chart_is_cut_off(seen: Seen) -> None:
     assert len(texts) > 4
     for text, left, right, least, most in texts:
         assert least - 0.5 <= left <= right <= most + 0.5, text
-
-
-def test_the_history_of_a_bucket(seen: Seen) -> None:
-    """Computed by hand: each message takes 8.5 ms, and bucket 1 leaves rank 1 at 14 + 5/6 of 20 ms.
-
-    Before that bucket 0 is in its way, which left rank 1 at 14 + 2/6 of 20 ms.
-    """
-    *lines, wire = seen.history(1).splitlines()
-    assert lines == [
-        "bucket 1, rank 0: 2 MiB, blocks the rank for 7.67 ms",
-        "its last gradient is blocks.4.weight",
-        "queues for 1.50 ms: one bucket travels at a time",
-        "waits for ranks for 1.50 ms: rank 1 joins last",
-    ]
-    assert wire.startswith("on the wire for 8.50 ms: ")
-    assert "waits for ranks for 0.00 ms" in seen.history(2, rank=1)
-
-
-@shown("misjudged")
-def test_a_model_that_misjudges_the_step_is_a_warning(seen: Seen) -> None:
-    assert "Do not rely on these predictions" in seen.text(".warning")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from docs.learning import recorded as kept
 from minddp.cli import main
-from minddp.tools.forecast.link import FREE
-from minddp.tools.forecast.ring import all_reduce
+from minddp.tools.forecast.link import FREE, all_reduce
 from minddp.tools.xray.forecast_command import job_of_recording
 from minddp.tools.xray.result import load
 

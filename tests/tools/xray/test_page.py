@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import minddp.tools.xray.page
+from minddp.tools.forecast.link import Link
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.page import MARKS, marks, render
-from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
+from tests.tools.xray.made_up import MIB, MS, Rank, layout, recording
 
-MADE = recording([Rank(), Rank(late_ms=4)], layout([[1, 1], [2]]), steps=2, wire=Wire(bytes_per_ms=MIB / 2))
+MADE = recording([Rank(), Rank(late_ms=4)], layout([[1, 1], [2]]), steps=2, wire=Link(1e-3, 500 * MIB))
 
 
 def test_the_page_needs_no_network() -> None:
@@ -29,6 +30,13 @@ def test_names_cannot_break_the_page() -> None:
     assert "</script>" not in page
     assert "<title>&lt;i&gt;&amp;{{DATA}}&lt;/i&gt;" in page
     assert "its last gradient is &lt;/script&gt;&lt;b&gt;&amp;" in page
+
+
+def test_a_model_that_misjudges_the_step_is_a_warning() -> None:
+    made = Analysis(MADE)
+    assert "Do not rely" not in render(made)
+    vars(made)["predicted_ns"] = 1.2 * made.typical.length_ns
+    assert '<p class="warning">Do not rely on these predictions' in render(made)
 
 
 def test_all_files_of_the_page_are_in_the_package() -> None:

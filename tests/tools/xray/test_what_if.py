@@ -8,17 +8,17 @@ import torch
 
 from minddp.core.events import EventKind as K
 from minddp.core.plan import BucketPlan
+from minddp.tools.forecast.link import Link
 from minddp.tools.xray.analysis import Analysis, WhatIf
 from minddp.tools.xray.recording import Stamped
 from minddp.tools.xray.timeline import Activity
-from tests.tools.xray.made_up import MIB, MS, Rank, Wire, layout, recording
+from tests.tools.xray.made_up import MS, SLOW, Rank, layout, recording
 
-WIRE = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
-FAST = Wire(latency_ns=0, bytes_per_ms=1e12)
+FAST = Link(0.0, 1e15)
 PLAN = layout([[1] * 6, [1] * 6, [0.5]])
 
 
-def analysis(ranks: Sequence[Rank], plan: BucketPlan = PLAN, *, steps: int = 4, wire: Wire = WIRE) -> Analysis:
+def analysis(ranks: Sequence[Rank], plan: BucketPlan = PLAN, *, steps: int = 4, wire: Link = SLOW) -> Analysis:
     return Analysis(recording(ranks, plan, wire=wire, steps=steps, meet=False))
 
 

@@ -3,20 +3,18 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from rich.console import Console
 
+from minddp.tools.forecast.link import FREE, Link
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
 from minddp.tools.xray.timeline import Activity
-from tests.tools.xray.made_up import MIB, MS, Rank, Wire, joined, layout, recording
-
-SLOW = Wire(latency_ns=MS // 2, bytes_per_ms=MIB / 4)
+from tests.tools.xray.made_up import SLOW, Rank, joined, layout, recording
 
 
-def analysis(*ranks: Rank, sizes: list[list[float]], wire: Wire = SLOW, steps: int = 1) -> Analysis:
+def analysis(*ranks: Rank, sizes: list[list[float]], wire: Link = SLOW, steps: int = 1) -> Analysis:
     return Analysis(recording(ranks, layout(sizes), wire=wire, steps=steps))
 
 
@@ -30,7 +28,7 @@ def test_durations_have_three_digits_that_matter(ns: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("ranks", "wire", "says"),
     [
-        ([Rank()], Wire(0, 1e15), "Step: 35.0 ms. Hardly any of it is exposed communication."),
+        ([Rank()], FREE, "Step: 35.0 ms. Hardly any of it is exposed communication."),
         (
             [Rank(), Rank(late_ms=4)],
             SLOW,
@@ -44,7 +42,7 @@ def test_durations_have_three_digits_that_matter(ns: int, text: str) -> None:
         ),
     ],
 )
-def test_the_headline_divides_what_a_rank_waits_for(ranks: list[Rank], wire: Wire, says: str) -> None:
+def test_the_headline_divides_what_a_rank_waits_for(ranks: list[Rank], wire: Link, says: str) -> None:
     """The wait of the last rank is communication, and the others wait for it."""
     assert words.headline(analysis(*ranks, sizes=[[2], [2]], wire=wire).typical) == says
 
@@ -63,18 +61,9 @@ def test_advice_says_what_is_gained_and_whether_that_is_noise() -> None:
 
 
 def test_of_one_step_no_noise_is_known_and_without_gains_there_is_no_advice() -> None:
-    made = analysis(Rank(copy_ms=0, optimizer_ms=0, other_ms=0), sizes=[[1]], wire=Wire(1, 1e15))
+    made = analysis(Rank(copy_ms=0, optimizer_ms=0, other_ms=0), sizes=[[1]], wire=Link(1e-9, 1e18))
     assert words.noise_sentence(made) == "Only one step was recorded, so the noise is not known."
     assert words.advice_sentences(made) == ["No change that was tried makes a step 1% shorter."]
-
-
-def test_in_shared_memory_a_bucket_waits_until_all_ranks_wait() -> None:
-    made = recording([Rank(), Rank(loss_ms=5)], layout([[2], [2]]), wire=Wire(20 * MS, MIB))
-    ranks = tuple(replace(rank, adds_after_ns=10**12) for rank in made.ranks)
-    step = Analysis(replace(made, ranks=ranks)).typical
-    late = step.ranks[1]
-    assert step.passage(0, late).waits_for_ranks.end_ns == late.gradients_complete_ns
-    assert "rank 1 joins last" in words.history(step, late, late.buckets[0])
 
 
 def test_the_model_comes_with_its_error() -> None:
@@ -82,15 +71,22 @@ def test_the_model_comes_with_its_error() -> None:
     assert "0.5 ms + its bytes at 250 MiB a second; ranks compute" in model
 
 
-def test_the_history_of_a_bucket_has_no_gap_from_its_launch_to_its_arrival() -> None:
-    step = analysis(Rank(), Rank(late_ms=3), sizes=[[3, 3], [2], [1, 1]]).typical
-    for rank in step.ranks:
-        for bucket in rank.buckets:
-            passage = step.passage(bucket.index, rank)
-            assert passage.queues.begin_ns == bucket.launched_ns
-            assert passage.wire.end_ns == bucket.completed_ns
-            for before, after in pairwise(passage):
-                assert after.begin_ns == before.end_ns
+def test_the_history_of_a_bucket() -> None:
+    """Computed by hand: each message takes 8.5 ms, and bucket 1 leaves rank 1 at 14 + 5/6 of 20 ms.
+
+    Before that bucket 0 is in its way, which left rank 1 at 14 + 2/6 of 20 ms.
+    """
+    step = analysis(Rank(), Rank(late_ms=3), sizes=[[1, 1], [0.5, 1, 0.5], [2]]).typical
+    histories = [[words.history(step, rank, bucket) for bucket in rank.buckets] for rank in step.ranks]
+    *lines, wire = histories[0][1].splitlines()
+    assert lines == [
+        "2 MiB, blocks the rank for 7.67 ms",
+        "its last gradient is layer4.weight",
+        "queues for 1.50 ms: one bucket travels at a time",
+        "waits for ranks for 1.50 ms: rank 1 joins last",
+    ]
+    assert wire.startswith("on the wire for 8.50 ms: ")
+    assert "waits for ranks for 0.00 ms" in histories[1][2]
 
 
 def test_facts_about_the_recording() -> None:

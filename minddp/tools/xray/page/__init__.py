@@ -1,6 +1,6 @@
 """The page: one HTML file that shows the typical step and needs no network.
 
-`page.html` is a Jinja template; `page.css` is put into it. There is no script.
+`page.html` is a Jinja template, which includes `page.css`. There is no script.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from minddp.platform.wording import size
@@ -34,13 +33,8 @@ def render(analysis: Analysis) -> str:
         ValueError: it holds no step.
     """
     step = analysis.typical
-    template = _environment(step).from_string(_text("page.html"))
-    return template.render(
-        analysis=analysis,
-        step=step,
-        css=Markup(_text("page.css")),  # part of minddp
-        rows=list(words.rows_of(step, step.ranks)),
-    )
+    rows = list(words.rows_of(step, step.ranks))
+    return _environment(step).get_template("page.html").render(analysis=analysis, step=step, rows=rows)
 
 
 def _environment(step: RecordedStep) -> Environment:
@@ -51,7 +45,10 @@ def _environment(step: RecordedStep) -> Environment:
         share, width = (begin - begin_ns) / length_ns, ((end or begin) - begin) / length_ns
         return f"left:{100 * share:.4f}%;width:{100 * width:.4f}%"
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    loader = PackageLoader("minddp.tools.xray", "page")
+    environment = Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
     environment.globals |= {"words": words, "size": size, "at": at, "marks": marks(length_ns)}
     environment.filters |= {
         "prose": prose,
@@ -73,7 +70,3 @@ def marks(length_ns: int) -> Iterator[tuple[float, str]]:
 def prose(text: str) -> Markup:
     """Text with `names in backticks` as code."""
     return Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", str(escape(text))))
-
-
-def _text(name: str) -> str:
-    return files("minddp.tools.xray.page").joinpath(name).read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from minddp.tools.train.stop import stop_signals, vote
+from minddp.tools.train.loop import stop_signals, vote
 from tests.ranks import on_ranks
 from tests.tools.train.runs import world_here
 
