@@ -23,7 +23,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from minddp.core.backward_end import PassEnds
-from minddp.core.bucket import GradientBucket
+from minddp.core.bucket import Bucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.events import Event, EventKind, EventStream
 from minddp.core.mode import Mode
@@ -204,7 +204,7 @@ class BackwardPass:
         if len(self.reductions) == len(self.groups_left):
             self._on_all_launched()
 
-    def _launch(self, bucket: GradientBucket) -> PendingReduction:
+    def _launch(self, bucket: Bucket) -> PendingReduction:
         index = bucket.spec.index
         reduce_strategy = self._reduce_strategy()
         if reduce_strategy is None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from minddp.core.bucket import GradientBucket
+from minddp.core.bucket import Bucket
 from minddp.core.packing import Scaling
 from minddp.transport.protocols import Transport, Work
 
@@ -43,7 +43,7 @@ class ReduceStrategy(Protocol):
         """A synchronised backward begins. Returns how its gradients are scaled while they are packed."""
         ...
 
-    def launch(self, bucket: GradientBucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
+    def launch(self, bucket: Bucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
         """Begin to reduce `contents`, as a rule `bucket.comm_buffer`. Returns at once."""
         ...
 
@@ -92,5 +92,5 @@ class AllReduceStrategy:
             return Scaling()
         return self.scaling._replace(divisor=divisor)
 
-    def launch(self, bucket: GradientBucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
+    def launch(self, bucket: Bucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
         return PendingAllReduce(self.transport.all_reduce(contents), contents, self._divide_by)

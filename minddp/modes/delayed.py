@@ -23,7 +23,7 @@ from torch import nn
 
 from minddp.core import autograd
 from minddp.core.backward_end import AwaitedEnds
-from minddp.core.bucket import GradientBucket
+from minddp.core.bucket import Bucket
 from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.options import Options, exclude
@@ -152,7 +152,7 @@ class DelayedAllReduce(StepWatcher, Mode):
     def post_forward(self) -> None:
         self._awaits_bucket, self._is_late = True, False
 
-    def before_launch(self, bucket: GradientBucket, contents: torch.Tensor) -> None:
+    def before_launch(self, bucket: Bucket, contents: torch.Tensor) -> None:
         if self._awaits_bucket and self.has_trigger_in(bucket.params):
             self.post_backward()
             self._reduce()
