@@ -42,16 +42,6 @@ def identity(state, bucket):
 # ------------------------------------------------------------------ what is refused
 
 
-def test_a_hook_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match="must be callable"):
-        CommHook.checked(None, "allreduce")  # type: ignore[arg-type]
-
-
-def test_a_hook_without_a_bucket_is_refused() -> None:
-    with pytest.raises(KeyError, match="bucket"):
-        CommHook.checked(None, lambda state, grads: None)
-
-
 def test_wrong_annotations_are_refused() -> None:
     def wrong_bucket(state, bucket: int) -> FutureOfTensor:
         return identity(state, bucket)
