@@ -47,6 +47,7 @@ from minddp.modes.mixed_precision import MixedPrecision
 from minddp.options import Options, exclude
 from minddp.replicas import placement
 from minddp.replicas.agreement import Replica, are_equal_everywhere, verify_replicas_agree
+from minddp.replicas.broadcast import broadcast_coalesced
 from minddp.replicas.buffers import Buffers
 from minddp.replicas.module_change_check import ModuleChangeCheck
 from minddp.transport import open_transport
@@ -172,7 +173,8 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
         if init_sync:  # before the buckets are made: both take as much memory as the parameters
             self.synchronize(buffers=self._options.init_sync_buffers)
         elif self._delayed is not None:
-            self._delayed.broadcast(source=0)  # as torch, whatever init_sync says
+            with torch.no_grad():
+                broadcast_coalesced(self._transport, self._delayed.params)  # as torch, whatever init_sync says
 
     def _build_reducer(self) -> None:
         """Make the reducer and its hooks. With the transport, these are not pickled."""

@@ -27,7 +27,6 @@ from minddp.core.bucket import Bucket
 from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.options import Options, exclude
-from minddp.replicas import broadcast as replicas
 from minddp.transport.protocols import Transport, Work
 
 
@@ -98,11 +97,6 @@ class DelayedAllReduce(StepWatcher, Mode):
 
     def has_trigger_in(self, params: Sequence[nn.Parameter]) -> bool:
         return any(param is self._trigger for param in params)
-
-    def broadcast(self, source: int) -> None:
-        """Overwrite the parameters on every rank with those of rank `source`. Collective."""
-        with torch.no_grad():
-            replicas.broadcast_coalesced(self._transport, self.params, source)
 
     def change_ranks(self, transport: Transport) -> None:
         """Switch to another process group."""
