@@ -63,13 +63,10 @@ class PendingAllReduce:
         return self.buffer
 
     def when_complete(self, callback: Callable[[], object]) -> None:
-        call_when_done = getattr(self.work, "call_when_done", None)  # of a transport in shared memory
-        if call_when_done is not None:
-            call_when_done(callback)
-            return
-        get_future = getattr(self.work, "get_future", None)
-        if get_future is not None:
-            get_future().add_done_callback(lambda _future: callback())
+        if hasattr(self.work, "call_when_done"):  # of a transport in shared memory
+            self.work.call_when_done(callback)
+        elif hasattr(self.work, "get_future"):
+            self.work.get_future().add_done_callback(lambda _future: callback())
 
 
 @dataclass(eq=False)

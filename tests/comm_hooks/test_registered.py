@@ -119,7 +119,8 @@ def test_a_hook_sees_the_bucket_as_torch_shows_it() -> None:
 
 def test_set_buffer_shows_in_buffer_and_gradients() -> None:
     ddp = FakeDDP(nn.Linear(2, 2))
-    bucket = GradBucket(ddp.reducer.store.all()[0], is_last=True)
+    [reduced] = ddp.reducer.store.all()
+    bucket = GradBucket(reduced, reduced.comm_buffer, is_last=True)
     other = torch.arange(6.0)
     bucket.set_buffer(other)
     assert bucket.buffer() is other
