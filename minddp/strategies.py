@@ -88,7 +88,7 @@ def usage_tracker(options: Options, hooks: GradientHooks) -> UsageTracker:
     """How it is known which gradients a backward brings."""
     params, skips_buckets = hooks.params, options.skip_all_reduce_unused_params
     if options.static_graph and params:
-        return StaticGraph(params, finds_unused=options.find_unused_parameters, skips_buckets=skips_buckets)
+        return StaticGraph(params, skips_buckets=skips_buckets)
     if options.find_unused_parameters and params:
         return FindUnused(params, hooks, skips_buckets=skips_buckets)
     return UsageTracker(params)
