@@ -42,6 +42,11 @@ def identity(state, bucket):
 # ------------------------------------------------------------------ what is refused
 
 
+def test_a_hook_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match="must be callable"):
+        CommHook.checked(None, "allreduce")  # type: ignore[arg-type]
+
+
 def test_wrong_annotations_are_refused() -> None:
     def wrong_bucket(state, bucket: int) -> FutureOfTensor:
         return identity(state, bucket)

@@ -224,6 +224,17 @@ def test_pack_groups_are_numbered_through_all_buckets() -> None:
     assert store.pack_groups.per_bucket == [1, 1]
 
 
+def test_other_ranks_agree_on_an_order_anew() -> None:
+    store = store_of(1, 1, 1)
+    store.observe([1, 2, 0])
+    store.await_another_order()
+    assert not store.rebuild_if_due(FakeTransport(), EventStream()), "it was observed with the former ranks"
+    store.observe([1, 2, 0])
+    store.rebuild_if_due(FakeTransport(), EventStream())
+    store.await_another_order()
+    assert store.will_rebuild
+
+
 def test_a_small_bucket_may_come_last() -> None:
     store = store_of(1, 1, 1, small_last_bucket=True)
     store.observe([0, 1, 2])

@@ -112,3 +112,8 @@ def test_a_plan_prints_every_parameter_with_its_place() -> None:
         ["0", "head.bias", "bfloat16", "cpu", "0", "7", "14"],
         ["1", "body.weight", "float32", "cpu", "0", "3,000", "12,000"],
     ]
+
+
+def test_names_follow_the_offsets() -> None:
+    plan = plan_from_readiness(specs_of(1, 1, 1), [2, 0, 1], [1 << 40])
+    assert plan.names(0) == ["p2", "p0", "p1"]
