@@ -45,7 +45,7 @@ from minddp.modes.join import UnevenInputs
 from minddp.modes.manual_finalization import ManualFinalization
 from minddp.modes.mixed_precision import MixedPrecision
 from minddp.options import Options, exclude
-from minddp.replicas import placement
+from minddp.replicas import broadcast, placement
 from minddp.replicas.agreement import Replica, are_equal_everywhere, verify_replicas_agree
 from minddp.replicas.buffers import Buffers
 from minddp.replicas.module_change_check import ModuleChangeCheck
@@ -171,8 +171,8 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
         self._delayed = DelayedAllReduce(delayed, trigger, self._transport) if delayed else None
         if init_sync:  # before the buckets are made: both take as much memory as the parameters
             self.synchronize(buffers=self._options.init_sync_buffers)
-        elif self._delayed is not None:
-            self._delayed.broadcast(source=0)  # as torch, whatever init_sync says
+        elif self._delayed is not None:  # as torch, whatever init_sync says
+            broadcast.broadcast_coalesced(self._transport, [param.detach() for param in self._delayed.params])
 
     def _build_reducer(self) -> None:
         """Make the reducer and its hooks. With the transport, these are not pickled."""

@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,6 @@ import torch.distributed as dist
 
 MIB = 1024 * 1024
 UNBOUNDED = 1 << 62  # a bucket capacity that no model reaches, in bytes
-
-FLAGS = (
-    "find_unused_parameters",
-    "gradient_as_bucket_view",
-    "static_graph",
-    "skip_all_reduce_unused_params",
-    "batched_grad_copy",
-    "init_sync",
-    "lazy_bucket_allocation",
-)
 
 
 @dataclass(frozen=True)
@@ -89,12 +79,8 @@ class Options:
         return self.gradient_as_bucket_view and not self.has_mixed_precision
 
     @property
-    def rebuilds_buckets(self) -> bool:
-        """True if the buckets are rebuilt in the order of the first backward."""
-        return self.static_graph or not self.find_unused_parameters
-
-    @property
     def finds_unused_each_pass(self) -> bool:
+        """Otherwise all backwards have the order of the first one, and the buckets are rebuilt in that order."""
         return self.find_unused_parameters and not self.static_graph
 
     @classmethod
@@ -108,20 +94,23 @@ class Options:
         broadcast, forward = arguments["broadcast_buffers"], arguments["forward_sync_buffers"]
         cap, cap_list = arguments["bucket_cap_mb"], arguments["bucket_cap_mb_list"]
         first_cap = arguments["first_bucket_cap_mb"]
-        for name in (*FLAGS, "broadcast_buffers", "forward_sync_buffers"):
+        flags = [field.name for field in fields(cls) if field.name in arguments]
+        for name in (*flags, "broadcast_buffers"):
             check_flag(name, arguments[name])
         _check_caps(cap, cap_list, first_cap)
         _warn_of_deprecated(broadcast, forward, arguments.get("check_reduction", False))
         # The deprecated broadcast_buffers=False also leaves the buffers out of the broadcast at construction;
         # its replacement, forward_sync_buffers=False, does not (torch 2.13).
         legacy = True if broadcast is None else bool(broadcast)
+        chosen = {name: bool(arguments[name]) for name in flags}
+        if forward is None:
+            chosen["forward_sync_buffers"] = legacy
         return cls(
             caps=BucketCaps.from_mib(cap, cap_list, first_cap),
             init_sync_buffers=True if forward is not None else legacy,
-            forward_sync_buffers=legacy if forward is None else bool(forward),
             has_mixed_precision=arguments["mixed_precision"] is not None,
             small_last_bucket=os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1",
-            **{name: bool(arguments[name]) for name in FLAGS},
+            **chosen,
         )
 
 

@@ -8,10 +8,10 @@ from functools import partial
 from torch import nn
 
 from minddp.core.autograd import GradientHooks
-from minddp.core.bucket import Allocate, Bucket, GradientBucket, MakeBucket
+from minddp.core.bucket import Allocate, Bucket, MakeBucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.find_unused import FindUnused
-from minddp.core.gradient_aliasing import GradientAliasing
+from minddp.core.gradient_aliasing import BucketAliasing, GradientAliasing
 from minddp.core.packing import Scaling
 from minddp.core.plan import BucketSpec, ParamSpec
 from minddp.core.reducer import Reducer
@@ -46,9 +46,9 @@ def make_reducer(
         params,
         specs,
         _bucket_maker(options, aliasing, mixed_precision),
-        options.caps.before_rebuild(order_is_final=not options.rebuilds_buckets),
+        options.caps.before_rebuild(order_is_final=options.finds_unused_each_pass),
         options.caps.after_rebuild(),
-        rebuilds=options.rebuilds_buckets,
+        rebuilds=not options.finds_unused_each_pass,
         small_last_bucket=options.small_last_bucket,
         is_lazy=options.lazy_bucket_allocation,
     )
@@ -74,13 +74,12 @@ def _bucket_maker(
         grads_are_views=options.grads_are_views,
         grad_dtype=mixed_precision.param_dtype if mixed_precision else None,
         reduce_dtype=mixed_precision.reduce_dtype if mixed_precision else None,
-        make_aliasing=aliasing.of_bucket if aliasing else None,
+        make_aliasing=partial(BucketAliasing, aliasing) if aliasing else None,
     )
 
-    def make_bucket(
-        spec: BucketSpec, params: list[nn.Parameter], names: list[str], allocate: Allocate
-    ) -> GradientBucket:
-        return SparseBucket(spec, params, names) if spec.sparse else dense(spec, params, names, allocate)
+    def make_bucket(spec: BucketSpec, params: list[nn.Parameter], names: list[str], allocate: Allocate) -> Bucket:
+        make: MakeBucket = SparseBucket if spec.sparse else dense
+        return make(spec, params, names, allocate)
 
     return make_bucket
 
@@ -89,7 +88,7 @@ def usage_tracker(options: Options, hooks: GradientHooks) -> UsageTracker:
     """How it is known which gradients a backward brings."""
     params, skips_buckets = hooks.params, options.skip_all_reduce_unused_params
     if options.static_graph and params:
-        return StaticGraph(params, finds_unused=options.find_unused_parameters, skips_buckets=skips_buckets)
+        return StaticGraph(params, skips_buckets=skips_buckets)
     if options.find_unused_parameters and params:
         return FindUnused(params, hooks, skips_buckets=skips_buckets)
     return UsageTracker(params)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from minddp.core.bucket import Bucket
-from minddp.core.find_unused import FindUnused
 from minddp.core.gradient_aliasing import GradientAliasing
-from minddp.core.packing import Scaling
 from minddp.core.reducer import Reducer
-from minddp.core.reduction import AllReduceStrategy
-from minddp.core.static_graph import StaticGraph
 from minddp.core.usage_tracker import UsageTracker
-from minddp.modes.mixed_precision import MixedPrecision
 from minddp.modes.rpc import RpcGradients
-from minddp.modes.sparse import SparseBucket
 from minddp.platform.acceleration_switch import VARIABLE
 from minddp.strategies import make_reducer
 from tests.fakes import FakeDDP, FakeTransport, options
@@ -34,40 +26,10 @@ def modes_of(reducer: Reducer) -> list[type]:
     return [type(mode) for mode in reducer.modes]
 
 
-@pytest.mark.parametrize(
-    ("changed", "kind", "finds_unused", "rebuilds"),
-    [
-        ({}, UsageTracker, False, True),
-        ({"find_unused_parameters": True}, FindUnused, True, False),
-        ({"static_graph": True}, StaticGraph, False, True),
-        ({"static_graph": True, "find_unused_parameters": True}, StaticGraph, True, True),
-    ],
-)
-def test_expectations(changed: dict[str, bool], kind: type, finds_unused: bool, rebuilds: bool) -> None:
-    reducer = reducer_of(**changed)
-    assert type(reducer.usage_tracker) is kind
-    assert (reducer.usage_tracker.finds_unused, reducer.store.rebuilds) == (finds_unused, rebuilds)
-
-
 @pytest.mark.parametrize("other", [{"find_unused_parameters": True}, {"static_graph": True}])
 def test_without_parameters_nothing_is_expected(other: dict[str, bool]) -> None:
     """All parameters are delayed."""
     assert type(reducer_of(nn.Identity(), **other).usage_tracker) is UsageTracker
-
-
-@pytest.mark.parametrize(
-    ("changed", "scaling"),
-    [
-        ({}, Scaling(2.0)),
-        ({"gradient_as_bucket_view": True}, Scaling(2.0, divide_resident=True)),
-        ({"batched_grad_copy": True}, Scaling(2.0, divide_all=True)),
-    ],
-)
-def test_how_gradients_are_scaled(changed: dict[str, bool], scaling: Scaling) -> None:
-    reducer = reducer_of(**changed)
-    assert type(reducer.reduce_strategy) is AllReduceStrategy
-    assert not reducer.reduce_strategy.divides_after
-    assert reducer.reduce_strategy.begin_pass() == scaling
 
 
 @pytest.mark.parametrize(
@@ -85,29 +47,6 @@ def test_where_gradients_may_alias_the_bucket(changed: dict[str, bool], aliases:
     assert modes_of(reducer) == [RpcGradients, GradientAliasing][: 1 + aliases]
     assert (reducer.store.all()[0].aliasing is not None) == aliases
     assert reducer.store.all()[0].grads_are_views == changed.get("gradient_as_bucket_view", False)
-
-
-@pytest.mark.parametrize("views", [False, True])
-def test_mixed_precision_divides_the_sum_and_copies_gradients(views: bool) -> None:
-    module = nn.Linear(2, 2)
-    config = SimpleNamespace(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=None)
-    mode = MixedPrecision(config, module, ignored=(), sparse=())
-    named = list(module.named_parameters())
-    chosen = options(gradient_as_bucket_view=views, mixed_precision=config)
-    reducer = make_reducer(chosen, named, (), FakeTransport(), lambda: 2.0, mode)
-    assert reducer.reduce_strategy.divides_after
-    assert reducer.reduce_strategy.begin_pass() == Scaling()
-    assert modes_of(reducer) == [RpcGradients, MixedPrecision]
-    bucket = reducer.store.all()[0]
-    assert (bucket.grad_dtype, bucket.reduce_dtype) == (torch.bfloat16, torch.float32)
-    assert not reducer.store.all()[0].grads_are_views
-
-
-def test_sparse_gradients_have_buckets_of_their_own() -> None:
-    module = nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 2))
-    reducer = reducer_of(module, sparse=("0.weight",))
-    kinds = {tuple(bucket.names): type(bucket) for bucket in reducer.store.all()}
-    assert kinds == {("0.weight",): SparseBucket, ("1.weight", "1.bias"): Bucket}
 
 
 @pytest.mark.parametrize(

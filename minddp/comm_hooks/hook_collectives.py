@@ -33,9 +33,9 @@ class HookCollectives:
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
-        self._ranks = dist.get_process_group_ranks(group)  # as numbered in the default group
-        self.size, self.rank = len(self._ranks), dist.get_rank(group)
-        self._group = _new_group_like(group, self._ranks, next(module.parameters()).device)
+        ranks = dist.get_process_group_ranks(group)  # as numbered in the default group
+        self.size, self.rank = len(ranks), dist.get_rank(group)
+        self._group = _new_group_like(group, ranks, next(module.parameters()).device)
         self.enqueue: Callable[[Job], object] = lambda job: job()
         if not any(streams.has_streams(param.device) for param in module.parameters()):
             jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -65,20 +65,10 @@ class HookCollectives:
         self.run(torch.empty(0), lambda: None).wait()
 
     def all_to_all(self, shards: torch.Tensor) -> torch.Tensor:
-        """`[size, ...]` in, `[size, ...]` out: shard `rank` of every rank, in the order of the ranks. Any dtype.
-
-        Uses point-to-point messages, which every backend has; some versions of gloo have no all-to-all.
-        """
+        """`[size, ...]` in, `[size, ...]` out: shard `rank` of every rank, in the order of the ranks. Any dtype."""
         sent = shards.contiguous().view(self.size, -1).view(torch.uint8)
         received = torch.empty_like(sent)
-        received[self.rank] = sent[self.rank]
-        messages = []
-        for place, peer in enumerate(self._ranks):
-            if place != self.rank:
-                messages.append(dist.P2POp(dist.isend, sent[place], peer, self._group))
-                messages.append(dist.P2POp(dist.irecv, received[place], peer, self._group))
-        for work in dist.batch_isend_irecv(messages) if messages else ():
-            work.wait()
+        dist.all_to_all_single(received, sent, group=self._group)
         return received.view(shards.dtype).view(shards.shape)
 
     def all_gather(self, shard: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minddp.core.bucket import GradientBucket, from_comm_buffer
+from minddp.core.bucket import Bucket, from_comm_buffer
 from minddp.core.events import EventKind, EventStream
 from minddp.core.packing import Scaling
 from minddp.platform import streams
@@ -28,9 +28,9 @@ _BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")  # torch, too
 class GradBucket:
     """A bucket as a hook sees it: flat buffer, per-parameter views, and its place in the launch order."""
 
-    def __init__(self, bucket: GradientBucket, *, is_last: bool, instead: torch.Tensor | None = None):
+    def __init__(self, bucket: Bucket, contents: torch.Tensor, *, is_last: bool):
         self._bucket = bucket
-        self._buffer = bucket.comm_buffer if instead is None else instead
+        self._buffer = contents
         self._is_last = is_last
 
     def index(self) -> int:
@@ -124,7 +124,7 @@ class PendingHook:
 
     hook: CommHook
     future: torch._C.Future
-    bucket: GradientBucket
+    bucket: Bucket
     wait_for_future: Callable[[], object] | None = None  # reports a wait that takes too long
 
     def result(self) -> torch.Tensor:
@@ -165,10 +165,10 @@ class HookStrategy:
     def begin_pass(self) -> Scaling:
         return Scaling()
 
-    def launch(self, bucket: GradientBucket, contents: torch.Tensor | None = None, *, is_last: bool) -> PendingHook:
+    def launch(self, bucket: Bucket, contents: torch.Tensor, *, is_last: bool) -> PendingHook:
         hook, index = self.hook, bucket.spec.index
         try:
-            future = hook.function(hook.state, GradBucket(bucket, is_last=is_last, instead=contents))
+            future = hook.function(hook.state, GradBucket(bucket, contents, is_last=is_last))
         except Exception as error:
             hook.add_note(error, index)
             raise

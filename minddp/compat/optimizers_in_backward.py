@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from minddp.comm_hooks import GradBucket
-from minddp.core.bucket import GradientBucket
+from minddp.core.bucket import Bucket
 from minddp.core.mode import Mode
 
 
@@ -50,7 +50,7 @@ class OptimizersInBackward(Mode):
     def __init__(self) -> None:
         self._stepped: list[nn.Parameter] = []
 
-    def after_unpack(self, bucket: GradientBucket) -> None:
+    def after_unpack(self, bucket: Bucket) -> None:
         with torch.no_grad():
             for param in bucket.params:
                 if optimizers := getattr(param, "_in_backward_optimizers", ()):

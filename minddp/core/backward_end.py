@@ -46,8 +46,9 @@ class Entry(enum.Enum):
 
 
 class AwaitedEnds:
-    """Calls `on_end(backward)` after each backward that has queued a callback, or `on_failure()` if it raised.
+    """The ends of the backwards that bring the gradients of one forward. Made in its thread when it returns.
 
+    Calls `on_end(backward)` after each backward that has queued a callback, or `on_failure()` if it raised.
     Both are bound methods, whose objects are referenced weakly.
     """
 
@@ -55,10 +56,20 @@ class AwaitedEnds:
         self._on_end = autograd.weakly(on_end)
         self._on_failure = autograd.weakly(on_failure) if on_failure is not None else lambda: None
         self._awaited: set[int] = set()
+        self.is_visible = False  # True if the outputs have tensors, so that a gradient is seen to enter there
+        self.main: int | None = None  # the running backward in which a gradient has entered at the outputs
+        self._has_entered = False  # in this backward or an earlier one
+        self._thread = threading.get_ident()
+        self._forward_was_nested = autograd.inside_another_backward()
 
-    def queue_end_callback(self) -> bool:
-        """Returns False if the end of the running backward is awaited already."""
+    def queue_end_callback(self, *, at_outputs: bool = False) -> bool:
+        """Returns False if the end of the running backward is awaited already.
+
+        `at_outputs`: a gradient has entered at the outputs, so this may be the main backward.
+        """
         backward = autograd.current_backward()
+        if at_outputs and self.main is None:
+            self.main, self._has_entered = backward, True
         if backward in self._awaited:
             return False
         self._awaited.add(backward)
@@ -77,6 +88,8 @@ class AwaitedEnds:
 
     def _forget(self, backward: int) -> None:
         self._awaited.discard(backward)
+        if backward == self.main:
+            self.main = None
 
     def is_any_awaited(self, *, but: int = -1) -> bool:
         """True if the end of a backward other than `but` is awaited."""
@@ -90,29 +103,7 @@ class AwaitedEnds:
     def reset(self) -> None:
         """Await no end any more."""
         self._awaited.clear()
-
-
-class PassEnds(AwaitedEnds):
-    """The ends of the backwards that bring the gradients of one forward. Made in its thread when it returns."""
-
-    def __init__(self, on_end: Callable[[int], None], on_failure: Callable[[], None]):
-        super().__init__(on_end, on_failure)
-        self.is_visible = False  # True if the outputs have tensors, so that a gradient is seen to enter there
-        self.main: int | None = None  # the running backward in which a gradient has entered at the outputs
-        self._has_entered = False  # in this backward or an earlier one
-        self._thread = threading.get_ident()
-        self._forward_was_nested = autograd.inside_another_backward()
-
-    def queue_end_callback(self, *, at_outputs: bool = False) -> bool:
-        """As above. `at_outputs`: a gradient has entered at the outputs, so this may be the main backward."""
-        if at_outputs and self.main is None:
-            self.main, self._has_entered = autograd.current_backward(), True
-        return super().queue_end_callback()
-
-    def _forget(self, backward: int) -> None:
-        super()._forget(backward)
-        if backward == self.main:
-            self.main = None
+        self.main = None
 
     def entry_of(self, backward: int) -> Entry:
         """How a backward that has just ended reached the parameters. See [Note: which backward ends]."""
@@ -121,10 +112,6 @@ class PassEnds(AwaitedEnds):
         if autograd.inside_another_backward() and not self._forward_was_nested:
             return Entry.NESTED
         return Entry.AT_OUTPUTS if self._has_entered or not self.is_visible else Entry.ELSEWHERE
-
-    def reset(self) -> None:
-        super().reset()
-        self.main = None
 
     @property
     def is_over_here(self) -> bool:

@@ -22,8 +22,8 @@ from functools import partial
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from minddp.core.backward_end import PassEnds
-from minddp.core.bucket import GradientBucket
+from minddp.core.backward_end import AwaitedEnds
+from minddp.core.bucket import Bucket
 from minddp.core.bucket_store import BucketStore
 from minddp.core.events import Event, EventKind, EventStream
 from minddp.core.mode import Mode
@@ -95,7 +95,7 @@ class BackwardPass:
         self.phase = Phase.PREPARED
         self.finalizes_at_end = finalizes_at_end  # if not, the caller of backward calls `Reducer.finish`
         self.is_further = is_further  # made by a backward: the one before has left some outputs of its forward
-        self.ends = PassEnds(self._on_backward_end, self.note_failure)
+        self.ends = AwaitedEnds(self._on_backward_end, self.note_failure)
         self.is_refused = False  # an error was raised for missing gradients: later ones are not reduced
         self.entered: list[tuple[set[int], int]] = []  # outputs, see `Reducer._hook_outputs`
         self.grads_left: dict[torch.Tensor, TensorWeakRef] | None = None  # by an exception
@@ -204,7 +204,7 @@ class BackwardPass:
         if len(self.reductions) == len(self.groups_left):
             self._on_all_launched()
 
-    def _launch(self, bucket: GradientBucket) -> PendingReduction:
+    def _launch(self, bucket: Bucket) -> PendingReduction:
         index = bucket.spec.index
         reduce_strategy = self._reduce_strategy()
         if reduce_strategy is None:

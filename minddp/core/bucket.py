@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,45 +32,12 @@ if TYPE_CHECKING:
 Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
 
 
-class GradientBucket(Protocol):
-    """The interface of dense and sparse buckets. `params` are in the order of `spec.slots`."""
-
-    spec: BucketSpec
-    params: list[torch.nn.Parameter]
-    names: list[str]
-
-    @property
-    def comm_buffer(self) -> torch.Tensor:
-        """The buffer to communicate: this rank's scaled gradients."""
-        ...
-
-    def move_grads_in(self) -> None:
-        """Move existing gradients into the buffer, if gradients are views of it."""
-        ...
-
-    def begin_pass(self, memory: Collection[int]) -> None:
-        """Called before the first gradient is packed. `memory`: the addresses of all buckets."""
-        ...
-
-    def pack(self, group: int, scaling: Scaling) -> None:
-        """The gradients of a pack group have arrived."""
-        ...
-
-    def undo_pack(self, group: int, scaling: Scaling) -> None:
-        """The bucket will not be reduced: restore the values before `pack` of gradients that are views of it."""
-        ...
-
-    def unpack(self, average: torch.Tensor, globally_unused: Sequence[bool] | None) -> None:
-        """Put `average`, laid out like `comm_buffer`, into the gradients, except where `globally_unused[k]`."""
-        ...
-
-
 #: Makes a bucket from its spec, its parameters and their names.
-MakeBucket = Callable[[BucketSpec, list[torch.nn.Parameter], list[str], Allocate], GradientBucket]
+MakeBucket = Callable[[BucketSpec, list[torch.nn.Parameter], list[str], Allocate], "Bucket"]
 
 
 class Bucket:
-    """A flat buffer, the parameters whose gradients it carries, and a view for each.
+    """A flat buffer, the parameters whose gradients it carries, and a view for each. `params` are in slot order.
 
     `views[k]` has the shape of `params[k]` and the strides that it had when the bucket was made, if dense,
     so that packing does not transpose. All ranks make a bucket at the same point of the script; strides that change
@@ -130,14 +97,18 @@ class Bucket:
         return [view_of(flat, slot, layout) for slot, layout in zip(self.spec.slots, self._layouts, strict=True)]
 
     def move_grads_in(self) -> None:
-        for param, view in zip(self.params, self.views, strict=True):
-            if self.grads_are_views and param.grad is not None:
+        """Move existing gradients into the buffer, if gradients are views of it."""
+        for param, view in zip(self.params, self.views, strict=True) if self.grads_are_views else ():
+            if param.grad is not None:
                 view.copy_(param.grad.detach())
                 streams.keep_for_current_stream(param.grad)  # it may have been allocated on another one
                 param.grad = view
 
     def begin_pass(self, memory: Collection[int] = ()) -> None:
-        """Allocate new memory if other tensors share the current memory."""
+        """Before the first gradient is packed: allocate new memory if other tensors share the current memory.
+
+        `memory`: the addresses of all buckets.
+        """
         for param, view in zip(self.params, self.views, strict=True) if self.grads_are_views else ():
             grad = param.grad
             if grad is None or grad is view or grad.layout != torch.strided or lies_at(grad, view):
@@ -153,14 +124,19 @@ class Bucket:
             self._take_memory()
 
     def pack(self, group: int, scaling: Scaling) -> None:
+        """The gradients of a pack group have arrived."""
         self.groups[group].pack(scaling)
 
     def undo_pack(self, group: int, scaling: Scaling) -> None:
+        """The bucket will not be reduced: restore the values before `pack` of gradients that are views of it."""
         for part in self.groups[group].parts() if self.grads_are_views else ():
             scaling.undo(part)
 
     def unpack(self, average: torch.Tensor, globally_unused: Sequence[bool] | None = None) -> None:
-        """See [Note: where an average ends]."""
+        """Put `average`, laid out like `comm_buffer`, into the gradients, except where `globally_unused[k]`.
+
+        See [Note: where an average ends].
+        """
         averages = self.views if average is self.comm_buffer else self.views_into(average)
         if self.grads_are_views and average is not self.comm_buffer:
             torch._foreach_copy_(self.views, averages)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from minddp.core.bucket import Allocate, GradientBucket, MakeBucket
+from minddp.core.bucket import Allocate, Bucket, MakeBucket
 from minddp.core.events import EventKind, EventStream
 from minddp.core.packing import PackGroups
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
@@ -52,7 +52,7 @@ class BucketStore:
         self.rebuilds = rebuilds
         self.has_rebuilt = False
         self.is_lazy = is_lazy
-        self.made: dict[int, GradientBucket] = {}  # those that have memory, by index
+        self.made: dict[int, Bucket] = {}  # those that have memory, by index
         self._follow(plan_from_registration(specs, caps_before))
 
     def _follow(self, plan: BucketPlan) -> None:
@@ -71,7 +71,7 @@ class BucketStore:
         if not self.is_lazy:
             self.all()
 
-    def bucket(self, index: int) -> GradientBucket:
+    def bucket(self, index: int) -> Bucket:
         """A bucket of the plan. Makes it if it does not exist."""
         if index not in self.made:
             params = [self._params[slot.param] for slot in self.plan.buckets[index].slots]
@@ -80,7 +80,7 @@ class BucketStore:
             self.made[index].move_grads_in()
         return self.made[index]
 
-    def all(self) -> list[GradientBucket]:
+    def all(self) -> list[Bucket]:
         """The buckets in launch order. Makes those that do not exist."""
         return [self.bucket(index) for index in range(len(self.plan.buckets))]
 

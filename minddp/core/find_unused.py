@@ -28,7 +28,6 @@ from minddp.core.errors import skipped_but_used
 from minddp.core.plan import BucketPlan
 from minddp.core.usage_map import UsageMap
 from minddp.core.usage_tracker import UsageTracker
-from minddp.transport.protocols import Transport
 
 _log = logging.getLogger(__name__)
 NAME_IN_PROFILES = "torch.distributed.ddp.reducer::search_unused_parameters"  # torch's, for tools that look for it
@@ -103,9 +102,6 @@ class FindUnused(UsageTracker):
 
     def awaits_further_backward(self) -> bool:
         return self.usage.any_rank_left_outputs()
-
-    def shadow(self, transport: Transport) -> None:
-        self.usage.shadow(transport)
 
 
 @cache

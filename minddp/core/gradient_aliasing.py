@@ -48,25 +48,19 @@ class GradientAliasing(Mode):
     def __init__(self, params: Sequence[torch.nn.Parameter]):
         self._large = [param for param in params if _is_worth_it(param)]
         self._backward = -1
-        self._without_grad: set[torch.nn.Parameter] = set()
-
-    def of_bucket(self, bucket: Bucket) -> BucketAliasing:
-        return BucketAliasing(self, bucket)
-
-    def made_by_this_backward(self, param: torch.nn.Parameter) -> bool:
-        return param in self._without_grad
+        self.without_grad: set[torch.nn.Parameter] = set()  # when this backward began
 
     def backward_begins(self) -> None:
         self._backward = autograd.current_backward()
-        self._without_grad = {param for param in self._large if param.grad is None}
+        self.without_grad = {param for param in self._large if param.grad is None}
 
     def first_gradient(self, param: int) -> None:
         creates_graph = torch.is_grad_enabled()
         if creates_graph or autograd.current_backward() != self._backward:
-            self._without_grad = set()
+            self.without_grad = set()
 
     def post_backward(self) -> None:
-        self._without_grad = set()
+        self.without_grad = set()
 
 
 class BucketAliasing:
@@ -91,9 +85,9 @@ class BucketAliasing:
     def _alias(self, k: int) -> bool:
         """The gradient is a separate tensor: in-place changes by the script must not reach the bucket's view."""
         param, view = self._params[k], self._views[k]
-        if not self._owner.made_by_this_backward(param):
+        if param not in self._owner.without_grad or param.grad is None:
             return False
-        if param.grad is None or param.grad.stride() != view.stride() or not is_held_by_parameter_alone(param):
+        if param.grad.stride() != view.stride() or not is_held_by_parameter_alone(param):
             return False
         param.grad = view_of(self._flat, self._slots[k], view)
         self._aliased = True

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from minddp.core.bucket import GradientBucket
+from minddp.core.bucket import Bucket
 
 
 class Mode:
@@ -33,13 +33,13 @@ class Mode:
     def before_pack(self, params: Sequence[int]) -> None:
         """The gradients of these parameters have arrived and are about to be packed."""
 
-    def before_launch(self, bucket: GradientBucket, contents: torch.Tensor) -> None:
+    def before_launch(self, bucket: Bucket, contents: torch.Tensor) -> None:
         """`contents` are about to be reduced: the bucket's, or zeros on a rank that has run out of inputs."""
 
     def before_unpack(self) -> None:
         """Backward has computed all gradients. No bucket has been waited for or unpacked."""
 
-    def after_unpack(self, bucket: GradientBucket) -> None:
+    def after_unpack(self, bucket: Bucket) -> None:
         """The averages of a bucket are in the gradients, or the bucket was skipped."""
 
     def post_backward(self) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from minddp.core.bucket import GradientBucket
+from minddp.core.bucket import Bucket
 from minddp.core.packing import Scaling
 from minddp.transport.protocols import Transport, Work
 
@@ -43,7 +43,7 @@ class ReduceStrategy(Protocol):
         """A synchronised backward begins. Returns how its gradients are scaled while they are packed."""
         ...
 
-    def launch(self, bucket: GradientBucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
+    def launch(self, bucket: Bucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
         """Begin to reduce `contents`, as a rule `bucket.comm_buffer`. Returns at once."""
         ...
 
@@ -63,13 +63,10 @@ class PendingAllReduce:
         return self.buffer
 
     def when_complete(self, callback: Callable[[], object]) -> None:
-        call_when_done = getattr(self.work, "call_when_done", None)  # of a transport in shared memory
-        if call_when_done is not None:
-            call_when_done(callback)
-            return
-        get_future = getattr(self.work, "get_future", None)
-        if get_future is not None:
-            get_future().add_done_callback(lambda _future: callback())
+        if hasattr(self.work, "call_when_done"):  # of a transport in shared memory
+            self.work.call_when_done(callback)
+        elif hasattr(self.work, "get_future"):
+            self.work.get_future().add_done_callback(lambda _future: callback())
 
 
 @dataclass(eq=False)
@@ -92,5 +89,5 @@ class AllReduceStrategy:
             return Scaling()
         return self.scaling._replace(divisor=divisor)
 
-    def launch(self, bucket: GradientBucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
+    def launch(self, bucket: Bucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
         return PendingAllReduce(self.transport.all_reduce(contents), contents, self._divide_by)

@@ -18,13 +18,12 @@ from minddp.transport.protocols import Transport
 
 
 class StaticGraph(UsageTracker):
-    """Records the first backward and requires all later ones to match. `finds_unused` is find_unused_parameters."""
+    """Records the first backward and requires all later ones to match."""
 
     is_static = True
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], *, finds_unused: bool, skips_buckets: bool):
+    def __init__(self, params: Sequence[torch.nn.Parameter], *, skips_buckets: bool):
         super().__init__(params, usage=UsageMap(params), skips_buckets=skips_buckets)  # until that is exchanged
-        self.finds_unused = finds_unused
         self.is_recording = True
         self._hook_counts: list[int] = []
         self._globally_unused: Sequence[bool] | None = None

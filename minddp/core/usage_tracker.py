@@ -109,6 +109,8 @@ class UsageTracker:
 
     def shadow(self, transport: Transport) -> None:
         """Take part in the exchange of the other ranks, having used nothing. See modes/join.py."""
+        if self.usage is not None:
+            self.usage.shadow(transport)
 
     def reset(self) -> None:
         """The ranks have changed: discard all marks."""

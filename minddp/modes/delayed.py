@@ -23,11 +23,10 @@ from torch import nn
 
 from minddp.core import autograd
 from minddp.core.backward_end import AwaitedEnds
-from minddp.core.bucket import GradientBucket
+from minddp.core.bucket import Bucket
 from minddp.core.mode import Mode
 from minddp.core.optimizer_steps import StepWatcher, steps_on
 from minddp.options import Options, exclude
-from minddp.replicas import broadcast as replicas
 from minddp.transport.protocols import Transport, Work
 
 
@@ -88,7 +87,13 @@ class DelayedAllReduce(StepWatcher, Mode):
         self._is_late = False  # for further gradients: that of the trigger has arrived
         self._ends = AwaitedEnds(self._on_backward_end)
         self.watch_steps()
-        self._install_hooks(named_params, trigger)
+        hooked = {name: param for name, param in named_params.items() if param.requires_grad}
+        self._hooked_names = list(hooked)
+        # Parameters outlive their wrapper, so the hooks reference it weakly.
+        hooks = autograd.GradientHooks(list(hooked.values()), autograd.weakly(self._on_arrival))
+        handle = trigger.register_hook(autograd.weakly(self._on_trigger))
+        weakref.finalize(self, hooks.remove).atexit = False
+        weakref.finalize(self, handle.remove).atexit = False
 
     def _allocate(self) -> None:
         sizes = [param.numel() for param in self.params]
@@ -98,11 +103,6 @@ class DelayedAllReduce(StepWatcher, Mode):
 
     def has_trigger_in(self, params: Sequence[nn.Parameter]) -> bool:
         return any(param is self._trigger for param in params)
-
-    def broadcast(self, source: int) -> None:
-        """Overwrite the parameters on every rank with those of rank `source`. Collective."""
-        with torch.no_grad():
-            replicas.broadcast_coalesced(self._transport, self.params, source)
 
     def change_ranks(self, transport: Transport) -> None:
         """Switch to another process group."""
@@ -122,16 +122,6 @@ class DelayedAllReduce(StepWatcher, Mode):
 
     # ------------------------------------------------------------------ during backward
 
-    def _install_hooks(self, named_params: Mapping[str, nn.Parameter], trigger: nn.Parameter) -> None:
-        """Parameters outlive their wrapper, so the hooks reference it weakly."""
-        hooked = {name: param for name, param in named_params.items() if param.requires_grad}
-        self._hooked_names = list(hooked)
-        hooks = autograd.GradientHooks(list(hooked.values()), autograd.weakly(self._on_arrival))
-        on_trigger = autograd.weakly(self._on_trigger)
-        handle = trigger.register_hook(lambda _grad: on_trigger())
-        weakref.finalize(self, hooks.remove).atexit = False
-        weakref.finalize(self, handle.remove).atexit = False
-
     def _on_arrival(self, hook: int) -> None:
         name = self._hooked_names[hook]
         if self._is_late or self._in_flight is not None:
@@ -143,7 +133,7 @@ class DelayedAllReduce(StepWatcher, Mode):
         self._arrived.append(name)
         self._ends.queue_end_callback()
 
-    def _on_trigger(self) -> None:
+    def _on_trigger(self, _grad: torch.Tensor) -> None:
         if self._awaits_bucket:
             self._is_late = True
         else:
@@ -152,7 +142,7 @@ class DelayedAllReduce(StepWatcher, Mode):
     def post_forward(self) -> None:
         self._awaits_bucket, self._is_late = True, False
 
-    def before_launch(self, bucket: GradientBucket, contents: torch.Tensor) -> None:
+    def before_launch(self, bucket: Bucket, contents: torch.Tensor) -> None:
         if self._awaits_bucket and self.has_trigger_in(bucket.params):
             self.post_backward()
             self._reduce()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minddp.core.bucket import GradientBucket
+from minddp.core.bucket import Bucket
 from minddp.core.mode import Mode
 
 
@@ -55,7 +55,7 @@ class OverlappedOptimizer(Mode):
                 f"never be stepped: {', '.join(listed)}. Give them an optimizer of their own."
             )
 
-    def after_unpack(self, bucket: GradientBucket) -> None:
+    def after_unpack(self, bucket: Bucket) -> None:
         """Step the parameters that the bucket and the optimizer have in common."""
         chosen = set(bucket.params)
         wholes = self._optimizer.param_groups

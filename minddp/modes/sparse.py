@@ -11,25 +11,24 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from minddp.core.bucket import Bucket
 from minddp.core.packing import Scaling
-from minddp.core.plan import BucketSpec
 
 
-class SparseBucket:
-    """As `core.bucket.GradientBucket`. `comm_buffer` is the gradient that was packed, not coalesced."""
+class SparseBucket(Bucket):
+    """`comm_buffer` is the gradient that was packed, not coalesced. It is never a view of another buffer."""
 
-    def __init__(self, spec: BucketSpec, params: list[torch.nn.Parameter], names: list[str]):
-        self.spec = spec
-        self.params = params
-        self.names = names
-        self.comm_buffer = _nothing(params[0])
+    def _take_memory(self) -> None:
+        """Release the gradient of the last backward: until the next one there is a gradient without rows."""
+        param = self.params[0]
+        indices = torch.empty((1, 0), dtype=torch.int64, device=param.device)
+        rows = param.new_empty((0, *param.shape[1:]))
+        self.comm_buffer = torch.sparse_coo_tensor(
+            indices, rows, param.shape, is_coalesced=True, check_invariants=False
+        )
 
-    def move_grads_in(self) -> None:
-        """A sparse gradient is never a view."""
-
-    def begin_pass(self, memory: Collection[int]) -> None:
-        """Release the gradient of the last backward."""
-        self.comm_buffer = _nothing(self.params[0])
+    def begin_pass(self, memory: Collection[int] = ()) -> None:
+        self._take_memory()
 
     def pack(self, group: int, scaling: Scaling) -> None:
         """Copy the gradient, divided by the divisor. A missing one counts as a gradient without rows.
@@ -48,9 +47,6 @@ class SparseBucket:
             )
         self.comm_buffer = grad.clone() if scaling.divisor is None else grad / scaling.divisor
 
-    def undo_pack(self, group: int, scaling: Scaling) -> None:
-        """The gradient is never a view."""
-
     def unpack(self, average: torch.Tensor, globally_unused: Sequence[bool] | None = None) -> None:
         if globally_unused and globally_unused[0]:
             return
@@ -59,10 +55,3 @@ class SparseBucket:
             self.params[0].grad = average
         else:
             grad.copy_(average)
-
-
-def _nothing(param: torch.Tensor) -> torch.Tensor:
-    """A sparse gradient without rows."""
-    indices = torch.empty((1, 0), dtype=torch.int64, device=param.device)
-    rows = param.new_empty((0, *param.shape[1:]))
-    return torch.sparse_coo_tensor(indices, rows, param.shape, is_coalesced=True, check_invariants=False)

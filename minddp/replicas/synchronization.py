@@ -74,15 +74,13 @@ class SynchronizedReplicas:
         if optimizer is not None:
             check_optimizer(optimizer)
         params = [param for name, param in self.module.named_parameters() if name not in self.parameters_to_ignore]
+        params += self._delayed.params if self._delayed is not None else []
         state: list[torch.Tensor] = [*params]
         if buffers:
             self._buffers_in_step.collect()
             state += self._buffers_in_step.tensors
         with torch.no_grad():
             replicas.broadcast_coalesced(self._transport, state, source)
-        if self._delayed is not None:
-            self._delayed.broadcast(source)
-            params += self._delayed.params
         if optimizer is not None:
             broadcast_optimizer_state(self._transport, self.process_group, optimizer, params, source)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from minddp.core import autograd
 from tests.modules import WithoutGradient
@@ -85,59 +84,6 @@ def test_the_engine_knows_which_accumulators_it_will_run(run: Any, reached: list
         autograd.will_be_reached(recorder.hooks.accumulators[0])
 
 
-def test_the_callback_runs_when_everything_is_computed() -> None:
-    params = two_params()
-    seen: list[list[object]] = []
-
-    def at_end() -> None:
-        seen.append([None if p.grad is None else float(p.grad) for p in params])
-
-    product = params[0] * params[1]
-    product.register_hook(lambda _: autograd.call_at_end_of_backward(at_end))
-    product.backward()
-    assert seen == [[3.0, 2.0]]
-    product = params[0] * params[1]
-    product.backward()
-    assert len(seen) == 1, "once, for the backward in which it was asked for"
-
-
-def test_the_callback_does_not_run_after_an_exception() -> None:
-    params = two_params()
-    called: list[int] = []
-
-    def explode(_grad: torch.Tensor) -> None:
-        raise KeyError("exploded")
-
-    first = params[0] * 2
-    first.register_hook(explode)
-    loss = first * params[1]
-    loss.register_hook(lambda _: autograd.call_at_end_of_backward(lambda: called.append(1)))
-    with pytest.raises(KeyError):
-        loss.backward()
-    (params[0] * 1).backward()
-    assert called == []
-
-
-def test_a_nested_backward_differs_from_the_outer_one() -> None:
-    weight = torch.nn.Parameter(torch.tensor(2.0))
-    nested: list[bool] = []
-
-    def ask(_grad: torch.Tensor) -> None:
-        autograd.call_at_end_of_backward(lambda: nested.append(autograd.inside_another_backward()))
-
-    def segment(x: torch.Tensor) -> torch.Tensor:
-        y = x * weight
-        if y.requires_grad:
-            y.register_hook(ask)
-        return y
-
-    x = torch.tensor(1.0, requires_grad=True)
-    out = checkpoint(segment, x, use_reentrant=True)
-    out.register_hook(ask)
-    out.backward()
-    assert nested == [True, False]
-
-
 def test_the_beginning_is_reported_for_each_output() -> None:
     weight = torch.nn.Parameter(torch.tensor(2.0))
     began: list[int | None] = []
@@ -205,18 +151,6 @@ def test_an_error_in_a_hook_is_reported_and_raised(recorder: Recorder) -> None:
         (recorder.params[1] * 1).backward()
     assert list(map(str, reported)) == ["no room for 1"]
     assert recorder.fired == []
-
-
-def test_a_method_referenced_weakly_does_nothing_once_its_object_is_gone() -> None:
-    class Owner:
-        def double(self, value: int) -> int:
-            return 2 * value
-
-    owner = Owner()
-    call = autograd.weakly(owner.double)
-    assert call(4) == 8
-    del owner
-    assert call(4) is None
 
 
 def test_outputs_without_a_graph_report_no_beginning(recorder: Recorder) -> None:

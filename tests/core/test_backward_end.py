@@ -10,20 +10,20 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from minddp.core.autograd import call_when_gradient_enters
-from minddp.core.backward_end import PassEnds
+from minddp.core.backward_end import AwaitedEnds
 from tests.modules import Hidden
 
 
 class Owner:
-    """Notes what happens to its `PassEnds`."""
+    """Notes what happens to its `AwaitedEnds`."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.ends = PassEnds(self.on_end, self.on_failure)
+        self.ends = AwaitedEnds(self.on_end, self.on_failure)
 
     def watch(self, output: object) -> None:
         """A forward has returned `output`."""
-        self.ends = PassEnds(self.on_end, self.on_failure)
+        self.ends = AwaitedEnds(self.on_end, self.on_failure)
         self.ends.is_visible = bool(call_when_gradient_enters(output, self.on_begin))
 
     def on_begin(self, _unreached: set[int], place: int | None) -> None:
@@ -116,14 +116,6 @@ def test_within_a_nested_forward_a_checkpoint_has_a_nested_end() -> None:
 
     checkpoint(module, source(), use_reentrant=True).sum().backward()
     assert owner.log == ["begin", "asked", "asked", "end NESTED", "end AT_OUTPUTS"]
-
-
-def test_the_beginning_is_reported_first() -> None:
-    owner = Owner()
-    output = asking(owner)(source())
-    owner.watch({"out": [output]})
-    output.sum().backward()
-    assert owner.log == ["begin", "asked", "end AT_OUTPUTS"]
 
 
 def test_an_end_is_awaited_from_the_request_until_the_call() -> None:

@@ -235,22 +235,8 @@ def test_other_ranks_agree_on_an_order_anew() -> None:
     assert store.will_rebuild
 
 
-def test_ranks_that_have_rebuilt_and_ranks_that_have_not_begin_anew_with_one_plan() -> None:
-    store, fresh = store_of(1, 1, 1), store_of(1, 1, 1)
-    store.observe([1, 2, 0])
-    store.rebuild_if_due(FakeTransport(), EventStream())
-    assert store.plan.buckets != fresh.plan.buckets
-    store.restart(FakeTransport().allocate)
-    assert store.plan.buckets == fresh.plan.buckets
-    assert store.will_rebuild
-
-
 def test_a_small_bucket_may_come_last() -> None:
     store = store_of(1, 1, 1, small_last_bucket=True)
     store.observe([0, 1, 2])
     store.rebuild_if_due(FakeTransport(), EventStream())
     assert [[slot.param for slot in spec.slots] for spec in store.plan.buckets] == [[0], [2, 1]]
-
-
-def test_without_rebuild_no_order_is_awaited() -> None:
-    assert not store_of(1, rebuilds=False).will_rebuild

@@ -140,6 +140,14 @@ def test_a_second_backward_is_reduced_if_the_first_has_left_an_output() -> None:
     assert ddp.take_events(EventKind.GRADIENT_KEPT) != []
 
 
+def test_a_forward_releases_the_graph_of_one_without_a_backward() -> None:
+    """With it the activations, before the module runs again."""
+    ddp = finding(nn.Linear(2, 2))
+    ddp(X)
+    ddp.reducer.ensure_finished()
+    assert ddp.reducer.usage_tracker._output_nodes == []
+
+
 # ------------------------------------------------------------------ exceptions
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from minddp.core.bucket import Bucket
-from minddp.core.gradient_aliasing import SMALLEST_BYTES, GradientAliasing
+from minddp.core.gradient_aliasing import SMALLEST_BYTES, BucketAliasing, GradientAliasing
 from tests.buckets import COPIED, WORLD, assert_same_bits, bucket_of, grads_of, pack, parameter, share_memory
 from tests.fakes import FakeDDP, FakeTransport
 from tests.modules import HidesItsOutput
@@ -21,15 +22,11 @@ WIDTH = 128  # of layers whose weights are large
 X = torch.ones(1, WIDTH)
 
 
-class FirstGradients(GradientAliasing):
-    """As if the backward had made every gradient."""
-
-    def made_by_this_backward(self, param: nn.Parameter) -> bool:
-        return True
-
-
 def aliasing_bucket(params: list[nn.Parameter]) -> Bucket:
-    return bucket_of(params, make_aliasing=FirstGradients(params).of_bucket)
+    """As if the backward had made every gradient."""
+    owner = GradientAliasing(params)
+    owner.without_grad = set(params)
+    return bucket_of(params, make_aliasing=partial(BucketAliasing, owner))
 
 
 def pack_and_unpack(bucket: Bucket) -> None:

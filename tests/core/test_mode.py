@@ -60,13 +60,6 @@ def test_the_tests_cover_every_callback_of_a_mode() -> None:
     assert callbacks == vars(RecordsCalls).keys() & callbacks
 
 
-def test_a_mode_may_leave_callbacks_out() -> None:
-    ddp = FakeDDP(nn.Linear(2, 2))
-    ddp.reducer.modes.append(Mode())
-    ddp.step(X)
-    assert ddp.transport.count("all_reduce") == 1
-
-
 def test_backward_is_over_before_the_usage_of_parameters_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     ddp, recorder = with_recorder(Scales([0, 1]))
     usage_tracker = ddp.reducer.usage_tracker

@@ -10,7 +10,6 @@ from torch import nn
 
 from minddp.core.backward_pass import Phase
 from minddp.core.events import EventKind
-from minddp.core.static_graph import StaticGraph
 from minddp.modes.join import shadow_backward
 from tests.fakes import FakeDDP, FakeTransport
 from tests.logs import must_log
@@ -23,38 +22,6 @@ X = torch.ones(1, 2)
 
 def static(module: nn.Module, transport: FakeTransport | None = None, **options: Any) -> FakeDDP:
     return FakeDDP(module, transport, static_graph=True, **options)
-
-
-def test_hooks_are_counted_in_the_first_backward_and_expected_in_all_others() -> None:
-    usage_tracker = StaticGraph(
-        [nn.Parameter(torch.ones(1)) for _ in range(3)], finds_unused=False, skips_buckets=False
-    )
-    assert (usage_tracker.is_recording, usage_tracker.order_is_provisional) == (True, True)
-    assert (usage_tracker.begin_pass(), usage_tracker.last_unused) == ([1, 1, 1], [])
-    for param in (0, 2, 2):
-        usage_tracker.record(param)
-    usage_tracker.recorded()
-    assert usage_tracker.last_unused == [1]
-    assert (usage_tracker.is_recording, usage_tracker.order_is_provisional) == (False, True)
-    for _ in range(2):
-        hooks_left = usage_tracker.begin_pass()
-        assert (hooks_left, usage_tracker.last_unused) == ([1, 0, 2], [1])
-        hooks_left[0] = 0  # one backward's count is not another's
-
-
-def test_what_an_interrupted_recording_has_counted_is_forgotten() -> None:
-    usage_tracker = StaticGraph(
-        [nn.Parameter(torch.ones(1)) for _ in range(2)], finds_unused=False, skips_buckets=False
-    )
-    usage_tracker.begin_pass()
-    usage_tracker.record(0)
-    usage_tracker.abandon()
-    usage_tracker.begin_pass()
-    usage_tracker.record(1)
-    usage_tracker.recorded()
-    assert usage_tracker.last_unused == [0]
-    usage_tracker.abandon()
-    assert usage_tracker.begin_pass() == [0, 1], "what has been recorded to the end stays"
 
 
 def test_a_layer_in_two_checkpoints_is_reduced_once_and_right() -> None:

@@ -218,7 +218,7 @@ def test_a_weight_is_for_the_forward_that_it_was_given_for(rank: int) -> None:
 @on_ranks(2)
 def test_what_contradicts_itself_is_refused(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(nn.Linear(2, 2))
-    for weight, text in ((-1.0, r"-1\.0"), (float("nan"), "nan")):
+    for weight, text in ((-1.0, r"-1\.0"), (float("nan"), "nan"), (float("inf"), "inf")):
         with pytest.raises(ValueError, match=text):
             ddp.weigh(weight)
     ddp.register_comm_hook(None, default_hooks.allreduce_hook)

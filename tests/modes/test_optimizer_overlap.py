@@ -97,15 +97,6 @@ def test_after_removal_the_optimizer_steps_as_before() -> None:
     assert not any(map(torch.equal, before, model.parameters()))
 
 
-def test_only_the_chosen_parameters_are_stepped() -> None:
-    model, _, handle = overlapped()
-    model(torch.ones(2, 8)).sum().backward()
-    before = [param.clone() for param in model.parameters()]
-    handle.after_unpack(SimpleNamespace(params=[model[1].weight, nn.Parameter(torch.ones(1))]))
-    moved = [not torch.equal(was, now) for was, now in zip(before, model.parameters(), strict=True)]
-    assert moved == [False, False, True, False, False, False, False, False]
-
-
 def test_an_optimizer_that_evaluates_the_model_is_refused() -> None:
     with pytest.raises(ValueError, match="LBFGS evaluates the model"):
         overlap(torch.optim.LBFGS((model := layers()).parameters()), model)

@@ -204,7 +204,7 @@ def test_without_find_unused_parameters_usage_is_not_counted(rank: int) -> None:
 def test_the_plain_hook_sums_in_place(rank: int) -> None:
     ddp = minddp.DistributedDataParallel(TwoLayers())
     [reduced] = ddp._reducer.store.all()
-    bucket = GradBucket(reduced, is_last=True)
+    bucket = GradBucket(reduced, reduced.comm_buffer, is_last=True)
     bucket.buffer().fill_(rank + 1)
     [total] = ddp.reducer._run_allreduce_hook(bucket).wait()
     assert [total.min().item(), bucket.buffer().max().item()] == [3.0, 3.0]

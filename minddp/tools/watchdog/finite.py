@@ -20,7 +20,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from minddp.core.backward_pass import Phase
-from minddp.core.bucket import GradientBucket
+from minddp.core.bucket import Bucket
 from minddp.core.mode import Mode
 from minddp.core.plan import BucketSpec
 from minddp.core.reducer import Reducer
@@ -54,7 +54,7 @@ class CheckFinite(Mode):
     def shadow_begins(self) -> None:
         self._suspects.clear()
 
-    def before_launch(self, bucket: GradientBucket, contents: torch.Tensor) -> None:
+    def before_launch(self, bucket: Bucket, contents: torch.Tensor) -> None:
         reducer = self._reducer()
         assert reducer is not None, "it launches"
         flat = contents._values().view(-1) if contents.is_sparse else contents
