@@ -24,7 +24,7 @@ import array
 import mmap
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -93,6 +93,13 @@ class Counter:
             if words[place] < number:
                 return False
         return True
+
+    def poll(self, number: int) -> Callable[[], bool]:
+        """As `all_reach`, to be called in a loop."""
+        words, places = self._words, [place for place in self._places if place != self._ours]
+        if len(places) == 1:
+            return lambda: words[places[0]] >= number
+        return lambda: min([words[place] for place in places]) >= number
 
     def behind(self, number: int) -> list[int]:
         """The ranks that have not reached `number`."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minddp.transport.shared_memory.control_block import PROGRESS_ASLEEP, WAITER_ASLEEP, Call, ControlBlock
+from minddp.transport.shared_memory.control_block import PROGRESS_ASLEEP, WAITER_ASLEEP, Call, ControlBlock, Counter
 from minddp.transport.shared_memory.peer_sockets import Peer, PeerSockets
 from minddp.transport.shared_memory.progress_engine import FOREVER, Collective, ProgressEngine
 from minddp.transport.shared_memory.segments import Segment
@@ -218,7 +218,9 @@ class HostCommunicator:
             if left_s <= 0:
                 return []
             for first in engine.in_flight()[:1]:
-                if first.waits_for is not None:
+                if isinstance(first.waits_for, Counter):
+                    self._spin_wait.spin(first.waits_for.poll(first.until), left_s)
+                elif first.waits_for is not None:
                     self._spin_wait.spin(partial(first.waits_for.all_reach, first.until), left_s)
             if engine.can_advance():
                 continue
