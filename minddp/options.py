@@ -79,8 +79,12 @@ class Options:
         return self.gradient_as_bucket_view and not self.has_mixed_precision
 
     @property
+    def rebuilds_buckets(self) -> bool:
+        """True if the buckets are rebuilt in the order of the first backward."""
+        return not self.finds_unused_each_pass
+
+    @property
     def finds_unused_each_pass(self) -> bool:
-        """Otherwise all backwards have the order of the first one, and the buckets are rebuilt in that order."""
         return self.find_unused_parameters and not self.static_graph
 
     @classmethod

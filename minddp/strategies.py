@@ -46,9 +46,9 @@ def make_reducer(
         params,
         specs,
         _bucket_maker(options, aliasing, mixed_precision),
-        options.caps.before_rebuild(order_is_final=options.finds_unused_each_pass),
+        options.caps.before_rebuild(order_is_final=not options.rebuilds_buckets),
         options.caps.after_rebuild(),
-        rebuilds=not options.finds_unused_each_pass,
+        rebuilds=options.rebuilds_buckets,
         small_last_bucket=options.small_last_bucket,
         is_lazy=options.lazy_bucket_allocation,
     )

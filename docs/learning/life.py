@@ -11,7 +11,6 @@ from torch import Tensor
 
 from docs.learning.small_net import CAP_MIB, FOLLOWED, examples_of, loss_of, small_net
 from minddp import DistributedDataParallel
-from minddp.core.bucket import Bucket
 from minddp.core.events import Event, EventKind, EventSink
 from minddp.tools.xray import words
 from minddp.tools.xray.timeline import Activity, RankStep, RecordedStep
@@ -139,7 +138,6 @@ def view_of_followed(training: Training) -> Tensor:
     """Its part of the bucket. Do not keep it: a bucket whose memory is referred to takes new memory."""
     slot = training.ddp.plan.slot_of[training.names().index(FOLLOWED)]
     bucket = training.ddp._reducer.store.all()[slot.bucket]
-    assert isinstance(bucket, Bucket)
     return bucket.views[bucket.spec.slots.index(slot)]
 
 
@@ -151,7 +149,6 @@ def memory(rank: int) -> str:
     training.backward()
     rows = [f"{'parameter':14}  {'bytes':>9}  .grad is afterwards"]
     for bucket in training.ddp._reducer.store.all():
-        assert isinstance(bucket, Bucket)
         for name, param, view in zip(bucket.names, bucket.params, bucket.views, strict=True):
             lies_there = gradient(param).data_ptr() == view.data_ptr()
             where = f"memory of bucket {bucket.spec.index}" if lies_there else "memory of its own, copied into"

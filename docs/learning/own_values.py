@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from minddp import DistributedDataParallel
-from minddp.core.bucket import Bucket
 from minddp.core.events import Event, EventKind
 from minddp.tools.xray.wrappers import Wrappers
 from minddp.tools.xray.xray import XRay
@@ -56,7 +55,7 @@ class Values:
     def _on_event(self, event: Event) -> None:
         if event.kind in (EventKind.BUCKET_READY, EventKind.BUCKET_UNPACKED):
             bucket = self._ddp._reducer.store.all()[event.subject]
-            if isinstance(bucket, Bucket):
+            if not bucket.spec.sparse:
                 if event.kind is EventKind.BUCKET_READY:
                     self.of_bucket[event.subject] = OfBucket([view.detach().clone() for view in bucket.views])
                 else:

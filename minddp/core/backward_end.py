@@ -46,10 +46,10 @@ class Entry(enum.Enum):
 
 
 class AwaitedEnds:
-    """The ends of the backwards that bring the gradients of one forward. Made in its thread when it returns.
+    """Calls `on_end(backward)` after each backward that has queued a callback, or `on_failure()` if it raised.
 
-    Calls `on_end(backward)` after each backward that has queued a callback, or `on_failure()` if it raised.
-    Both are bound methods, whose objects are referenced weakly.
+    Both are bound methods, whose objects are referenced weakly. A `BackwardPass` makes its own when a forward
+    returns, in that thread: `main`, `entry_of` and `is_over_here` are for the backwards of this forward.
     """
 
     def __init__(self, on_end: Callable[[int], None], on_failure: Callable[[], None] | None = None):

@@ -19,7 +19,8 @@ class SparseBucket(Bucket):
     """`comm_buffer` is the gradient that was packed, not coalesced. It is never a view of another buffer."""
 
     def _take_memory(self) -> None:
-        """Release the gradient of the last backward: until the next one there is a gradient without rows."""
+        """Release the last gradient, if any: until the next one there is a gradient without rows."""
+        self.views, self.groups = [], []  # there is no flat buffer
         param = self.params[0]
         indices = torch.empty((1, 0), dtype=torch.int64, device=param.device)
         rows = param.new_empty((0, *param.shape[1:]))

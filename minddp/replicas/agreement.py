@@ -52,7 +52,7 @@ class Replica:
         cls, reduced: Named, others: Named, ignored: Collection[str], options: Options, **further: object
     ) -> Replica:
         """`further` options must be equal on all ranks, too."""
-        first_caps = options.caps.before_rebuild(order_is_final=options.finds_unused_each_pass)
+        first_caps = options.caps.before_rebuild(order_is_final=not options.rebuilds_buckets)
         return cls(
             reduced=[_spec_of(name, tensor) for name, tensor in reduced],
             others=[_spec_of(name, tensor) for name, tensor in others],

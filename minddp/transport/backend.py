@@ -273,7 +273,7 @@ class SharedMemoryGroup(_Base):
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor with undefined contents, which is reduced where it lies. Not collective."""
         if self._host is None or not self._host.end.alive or numel == 0:
-            return torch.empty(numel, dtype=dtype)
+            return torch.empty(numel, dtype=dtype, device=CPU)
         return self._host.allocate(numel, dtype)
 
     def shutdown(self) -> None:
@@ -310,7 +310,7 @@ class SharedMemoryGroup(_Base):
     ) -> dist.Work:
         if isinstance(opts, int):
             opts, root = None, opts
-        tensors, opts = _listed(tensors), _options(c10d.BroadcastOptions, opts, timeout)
+        tensors, opts = _listed(tensors), _options(c10d.BroadcastOptions, opts, timeout or None)  # 0 is no limit
         if root is not None:
             opts.rootRank = root
         has_root = 0 <= opts.rootRank < self.size() and opts.rootTensor == 0
@@ -318,7 +318,7 @@ class SharedMemoryGroup(_Base):
             return self._keep(self._gloo.broadcast(tensors, opts))
         tensor, source = tensors[0], opts.rootRank
         flat, call = _flat(tensor), Call(Kind.BROADCAST, tensor.dtype, tensor.numel(), source)
-        # The source's tensor is not written
+        # The source's tensor is not written: the copy of a tensor to itself is left out
         contribution, output = (flat, (tensor, tensor)) if self.rank() == source else (None, (flat, tensor))
         return self._launch(collectives.broadcast, call, opts, tensors, [output], contribution, flat, source)
 

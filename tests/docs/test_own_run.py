@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import minddp
 from docs.learning import own_run, recorded
 from docs.learning.own_values import OfBucket, Values
 from minddp.core.plan import BucketPlan
 from minddp.tools.xray.result import Result
+from tests.ranks import on_ranks
 from tests.tools.xray.made_up import Rank, layout, recording
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -49,6 +52,16 @@ def values_of(ranks: int, buckets: int = 4) -> list[Values]:
 
 def plan_of_minddp() -> BucketPlan:
     return minddp_result().recording.ranks[0].plan
+
+
+@on_ranks(2)
+def test_a_sparse_gradient_has_no_values_on_the_page(rank: int) -> None:
+    values = Values()
+    module = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))
+    ddp = minddp.DistributedDataParallel(module)
+    ddp(torch.tensor([rank, 2])).sum().backward()
+    of_dense = {bucket.index for bucket in ddp.plan.buckets if not bucket.sparse}
+    assert {index for index, of in values.of_bucket.items() if of.after} == of_dense
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

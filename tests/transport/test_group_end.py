@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
+from minddp.transport import open_transport
 from minddp.transport.process_group import ProcessGroupTransport
 from tests.ranks import on_ranks
 
@@ -32,6 +33,14 @@ def test_the_end_is_within_destroy_process_group() -> None:
     assert kept is not None
     assert ProcessGroupTransport(group).store is None
     assert transport.when_group_ends(ends.clear) is None
+
+
+@on_ranks(1)
+def test_memory_of_a_group_without_shared_memory_is_on_the_cpu(rank: int) -> None:
+    group = dist.new_group(backend="minddp")
+    with torch.device("meta"):
+        transport = open_transport("shared_memory", group)
+        assert transport.allocate(3, torch.float32, torch.device("cpu")).device.type == "cpu"
 
 
 def test_nothing_is_called_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -73,9 +73,8 @@ class TreeReduceStrategy:
         """Add the gradients of the next share to the held sums. Overwrites the gradients."""
         append(self.held, range(share, share + 1), grads, self._num_shares, _add_to_right)
 
-    def launch(self, bucket: Any, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
+    def launch(self, bucket: Bucket, contents: torch.Tensor, *, is_last: bool) -> PendingReduction:
         """`contents` are the gradients of this rank's last share. Begin the first exchange."""
-        assert isinstance(bucket, Bucket)
         assert contents is bucket.comm_buffer
         sums = [(shares, [held[slot.param] for slot in bucket.spec.slots]) for shares, held in self.held]
         append(sums, self.here[-1:], bucket.views, self._num_shares, _add_to_right)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
-from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -30,11 +29,11 @@ class Reading:
 
     @torch.no_grad()
     def __init__(self, named: Iterable[tuple[Hashable, torch.Tensor | None]] = ()):
-        small: dict[torch.dtype, dict[Hashable, torch.Tensor]] = defaultdict(dict)
+        small: dict[tuple[torch.device, torch.dtype], dict[Hashable, torch.Tensor]] = defaultdict(dict)
         sums = {}
         for name, tensor in readable(named).items():
             if tensor.nbytes < SMALL_BYTES:
-                small[tensor.dtype][name] = tensor
+                small[tensor.device, tensor.dtype][name] = tensor
                 continue
             flat = tensor.reshape(-1).contiguous().view(torch.uint8)
             if flat.numel() % 8 or flat.storage_offset() % 8:
@@ -43,20 +42,21 @@ class Reading:
             if tensor.element_size() >= 8:
                 words = words ^ (words >> 32)
             sums[name] = words.sum()
-        self._small = []  # the sizes and the contents of those of one dtype
+        self._small = []  # the sizes and the contents of those of one device and dtype
         for alike in small.values():
-            flat = torch._utils._flatten_dense_tensors([*alike.values()]).clone()
-            self._small.append(({name: it.nbytes for name, it in alike.items()}, Copied(flat)))
+            flat = torch._utils._flatten_dense_tensors([*alike.values()])
+            sizes = {name: tensor.nbytes for name, tensor in alike.items()}
+            self._small.append((sizes, Copied(flat.clone() if len(alike) == 1 else flat)))
         self._large = [*sums]
         self._sums = Copied(torch.stack([*sums.values()]) if sums else torch.empty(0))
 
     def prints(self) -> dict[Any, int]:
         found = dict(zip(self._large, self._sums.read().tolist(), strict=True))
         for nbytes, copies in self._small:
-            contents = copies.read().view(torch.uint8).numpy().data
-            ends = accumulate(nbytes.values())
-            for (name, size), end in zip(nbytes.items(), ends, strict=True):
-                found[name] = zlib.crc32(contents[end - size : end])
+            contents, start = copies.read().view(torch.uint8).numpy().data, 0
+            for name, size in nbytes.items():
+                found[name] = zlib.crc32(contents[start : start + size])
+                start += size
         return found
 
 

@@ -79,14 +79,17 @@ class Guard(Mode, StepWatcher):
         self.call("before_module", self.step, inputs, kwargs)
 
     def shadow_begins(self) -> None:
-        """A reduced backward, also on a rank that has joined. With the first one notes begin to be compared."""
-        self._comparison.start(self._name)
-        self.step += 1
+        self._count_backward()
 
     def first_gradient(self, param: int) -> None:
         self._steps_alone, self._in_backward = 0, True
         self.call("first_gradient", self.step)
-        self.shadow_begins()
+        self._count_backward()
+
+    def _count_backward(self) -> None:
+        """Count a reduced backward. With the first one, notes begin to be compared."""
+        self._comparison.start(self._name)
+        self.step += 1
 
     def before_unpack(self) -> None:
         self.call("before_unpack")

@@ -139,4 +139,6 @@ def spread_sample(tensor: torch.Tensor) -> torch.Tensor:
     """Some elements, spread over the tensor's memory."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     step = span // SAMPLE_ELEMENTS + 1
-    return tensor.as_strided((-(-span // step) if tensor.numel() else 0,), (step,), tensor.storage_offset())
+    return tensor.detach().as_strided(
+        (-(-span // step) if tensor.numel() else 0,), (step,), tensor.storage_offset()
+    )

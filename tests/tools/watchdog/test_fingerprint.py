@@ -69,6 +69,15 @@ def test_what_comes_from_a_device_is_waited_for_when_it_is_asked_for(monkeypatch
     event.synchronize.assert_called()
 
 
+def test_tensors_of_several_devices_are_read_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of inputs: tokens on a GPU, and their lengths on the CPU."""
+    read: list[torch.Tensor] = []
+    monkeypatch.setattr(fingerprint, "readable", dict)
+    monkeypatch.setattr(fingerprint, "Copied", read.append)
+    Reading([("here", torch.ones(3)), ("there", torch.ones(3, device="meta"))])
+    assert {tensor.device.type for tensor in read} == {"cpu", "meta"}
+
+
 def test_what_cannot_be_read_is_left_out() -> None:
     freed, there = torch.randn(8, 8), torch.ones(2)
     freed.untyped_storage().resize_(0)
