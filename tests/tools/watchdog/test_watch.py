@@ -187,7 +187,7 @@ dist.init_process_group("gloo")
 rank, ddp = dist.get_rank(), DDP(network())
 assert ddp.__class__.__module__.startswith("torch."), ddp
 def act(step):
-    time.sleep(0.5 if sys.argv[1] == "dies" else 0)  # a thread looks once a second
+    time.sleep(0.5 if sys.argv[1] in ("dies", "stops") and step < 6 else 0)  # a thread looks once a second
     if rank == 1 and step == 5 and sys.argv[1] == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and step == 5 and sys.argv[1] == "stops":
