@@ -162,9 +162,12 @@ def test_a_waiting_rank_does_its_part_and_the_progress_thread_that_of_the_others
     def note_thread(addends: list, chunk: int) -> None:
         adding[chunk] = threading.current_thread().name
 
+    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 0.2)
+    ranks = start(2)
+    for work in [rank.launch() for rank in ranks]:
+        work.wait()  # the first wait of a process imports torch's compiler, which takes longer than the delay
     monkeypatch.setattr(collectives, "all_reduce_chunk", note_thread)
-    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 1.0)
-    works = [rank.launch() for rank in start(2)]
+    works = [rank.launch() for rank in ranks]
     works[waiting_rank].wait()
     assert adding == {waiting_rank: threading.current_thread().name, 1 - waiting_rank: "minddp shared memory"}
 
