@@ -89,7 +89,7 @@ class BrokenCheck(Exception):
 
 
 class Examination:
-    """One rank's way through the checks, of which each needs the ones before.
+    """Runs the checks on one rank. Each check needs the results of the earlier ones.
 
     Each waits for other ranks at most about `limit_s`, a measurement thrice. `show` prints a result, on rank 0 and
     on a rank that has not met rank 0.
