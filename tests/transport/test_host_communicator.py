@@ -162,12 +162,11 @@ def test_a_waiting_rank_does_its_part_and_the_progress_thread_that_of_the_others
     def note_thread(addends: list, chunk: int) -> None:
         adding[chunk] = threading.current_thread().name
 
-    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 0.2)
+    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 60.0)
     ranks = start(2)
-    for work in [rank.launch() for rank in ranks]:
-        work.wait()  # the first wait of a process imports torch's compiler, which takes longer than the delay
     monkeypatch.setattr(collectives, "all_reduce_chunk", note_thread)
     works = [rank.launch() for rank in ranks]
+    ranks[1 - waiting_rank].host.hurry(works[1 - waiting_rank]._collective)
     works[waiting_rank].wait()
     assert adding == {waiting_rank: threading.current_thread().name, 1 - waiting_rank: "minddp shared memory"}
 
@@ -188,7 +187,7 @@ def test_several_threads_may_wait(start: Start) -> None:
 def test_an_interrupted_addition_is_an_error_and_not_half_a_sum(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 0.2)
+    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 60.0)
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -297,7 +296,7 @@ def test_nothing_is_read_that_a_failed_rank_may_have_overwritten(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 1 is so late with its part that rank 0 has given up, and uses its tensor again."""
-    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 0.2)
+    monkeypatch.setattr(host_communicator, "PROGRESS_DELAY_S", 60.0)
     ranks = start(2, limit_s=0.5)
     works = [rank.launch() for rank in ranks]
     words = "Rank 1 has begun all_reduce 0 and not finished it within the timeout of 0.5 s"
