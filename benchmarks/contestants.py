@@ -63,6 +63,7 @@ class Contestant:
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model
     step: Callable[[nn.Module, Workload, int], Step] = training_step
     takes_sparse_gradients: bool = True
+    needs_cpu: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,15 +133,15 @@ def pairs(settings: Sequence[str], transports: Sequence[str], *, control: bool =
 def other(name: OtherName) -> Contestant:
     """One of the other ways to the same weights. FSDP2 and ZeRO have no sparse gradients."""
     if name == "ddp_over_minddp":
-        return Contestant(NATIVE_OVER_MINDDP, "default", BASELINE, native_over_minddp)
+        return Contestant(NATIVE_OVER_MINDDP, "default", BASELINE, native_over_minddp, needs_cpu=True)
+    dense = partial(Contestant, takes_sparse_gradients=False)
     if name == "fully_shard":
-        return Contestant(FULLY_SHARD, "fully_shard", BASELINE, sharded, takes_sparse_gradients=False)
+        return dense(FULLY_SHARD, "fully_shard", BASELINE, sharded)
     if name == "fully_shard_over_minddp":
         over = f"{FULLY_SHARD}, backend minddp"
-        return Contestant(over, "fully_shard", FULLY_SHARD, sharded_over_minddp, takes_sparse_gradients=False)
+        return dense(over, "fully_shard", FULLY_SHARD, sharded_over_minddp, needs_cpu=True)
     zero = partial(ZeroRedundancyOptimizer, optimizer_class=SGD)
-    step = partial(training_step, make_optimizer=zero)
-    return Contestant("torch zero", name, BASELINE, NativeDDP, step, takes_sparse_gradients=False)
+    return dense("torch zero", name, BASELINE, NativeDDP, partial(training_step, make_optimizer=zero))
 
 
 def on_ranks(
@@ -170,9 +171,10 @@ def on_ranks(
     return [contestant(name, wrapper) for name, wrapper in wrappers.items()]
 
 
-def for_workload(contestants: Sequence[Contestant], task: Workload) -> list[Contestant]:
-    """The contestants that can train `task`."""
-    return [c for c in contestants if c.takes_sparse_gradients or not task.has_sparse_gradients]
+def able(contestants: Sequence[Contestant], task: Workload, device: DeviceName = "cpu") -> list[Contestant]:
+    """The contestants that can train `task` on this device."""
+    on_device = [c for c in contestants if device == "cpu" or not c.needs_cpu]
+    return [c for c in on_device if c.takes_sparse_gradients or not task.has_sparse_gradients]
 
 
 # ------------------------------------------------------------------ wrappers and steps

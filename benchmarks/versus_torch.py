@@ -55,7 +55,10 @@ class Config(FieldOptions, RaceOptions):
         if not self.workloads or not self.settings:
             raise ValueError("There is nothing to time; name at least one workload and one setting.")
         if self.others and "default" not in self.settings:
-            raise ValueError("`others` are compared with torch at default settings; add `default` to `settings`.")
+            raise ValueError(
+                "--others are compared with torch at its default settings: add default to --settings, or give "
+                "--others without a name."
+            )
 
     def resolved(self) -> Config:
         """This configuration without anything that cannot run."""
@@ -64,9 +67,7 @@ class Config(FieldOptions, RaceOptions):
         if self.device == "cuda":
             has_cupy = not machine.cupy_version().startswith("none")
             on_gpu: tuple[TransportName, ...] = ("process_group", "nccl") if has_cupy else ("process_group",)
-            others = tuple(name for name in self.others if not name.endswith("over_minddp"))
-            size = torch.cuda.device_count()
-            config = dataclasses.replace(config, transports=on_gpu, others=others, world_size=size)
+            config = dataclasses.replace(config, transports=on_gpu, world_size=torch.cuda.device_count())
         return config
 
 
@@ -86,7 +87,7 @@ def time_workload(rank: int, task: Workload, config: Config) -> dict[str, Any]:
     """Race all contestants on one workload and summarise their turns."""
     pairs = contestants.pairs(config.settings, config.transports, control=config.control)
     field = [Contestant(FLOOR, "floors"), *pairs, *map(contestants.other, config.others)]
-    field = contestants.for_workload(field, task)
+    field = contestants.able(field, task, config.device)
     raced = race_workload(rank, task, field, config, device=config.device)
     both = (AS_IT_COMES, NATIVE_OVER_MINDDP)
     over = {"both_over_minddp": raced.ratio(*both)} if {*both} <= raced.models.keys() else {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import get_args
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+from unittest import mock
 
 import pytest
 import torch
@@ -20,12 +22,26 @@ from benchmarks.contestants import (
 )
 from benchmarks.race import Raced
 from benchmarks.workloads import workload
+from minddp.transport.backend import SharedMemoryGroup
 from tests.ranks import of_all_ranks, on_ranks
 
 
 def field_of(settings: Sequence[str], transports: Sequence[str], others: Sequence[str]) -> list[Contestant]:
     pairs = contestants.pairs(settings, transports)
     return [Contestant(FLOOR, "floors"), *pairs, *map(contestants.other, others)]
+
+
+@contextlib.contextmanager
+def note_collectives() -> Iterator[list[str]]:
+    """The names of the collectives in shared memory that the backend is asked for."""
+    launch, names = SharedMemoryGroup._launch, []
+
+    def note(self: SharedMemoryGroup, steps: Any, *arguments: Any, **options: Any) -> Any:
+        names.append(steps.__name__)
+        return launch(self, steps, *arguments, **options)
+
+    with mock.patch.object(SharedMemoryGroup, "_launch", note):
+        yield names
 
 
 def test_a_heat_is_torch_and_minddp_by_each_transport_at_one_setting():
@@ -76,20 +92,33 @@ def test_all_wrappers_train_to_the_same_bits_and_none_does_not(rank: int) -> Non
     transports = ["process_group", "shared_memory", "auto"]
     field = field_of(["default", "views"], transports, get_args(OtherName))
     models = race.enter(field, task.model())
+    in_shared_memory = set()
     for contestant in field:
         step = contestant.step(models[contestant.name], task, rank)
-        for _ in range(3):
-            step()
+        with note_collectives() as names:
+            for _ in range(3):
+                step()
+        if names:
+            in_shared_memory.add(contestant.name)
+    assert in_shared_memory == {
+        c.name for c in field if c.name.endswith(("backend minddp", "shared memory", "auto"))
+    }
     weights = {name: [whole(p.detach()).clone() for p in model.parameters()] for name, model in models.items()}
     expected = of_all_ranks(weights["torch default"])[0]
     for name, found in weights.items():
         assert all(map(torch.equal, found, expected)) == (name != FLOOR), name
 
 
+def test_contestants_that_need_a_cpu_stay_out_on_a_gpu():
+    field = field_of(["default"], ["process_group"], get_args(OtherName))
+    names = [c.name for c in contestants.able(field, workload("transformer", "tiny"), "cuda")]
+    assert names == ["no wrapper", "torch default", "minddp default", "torch fully_shard", "torch zero"]
+
+
 def test_contestants_without_sparse_gradients_stay_out_of_that_workload():
     field = field_of(["default"], ["process_group"], ["fully_shard", "zero"])
-    assert contestants.for_workload(field, workload("transformer", "tiny")) == field
-    left = contestants.for_workload(field, workload("embedding_sparse", "tiny"))
+    assert contestants.able(field, workload("transformer", "tiny")) == field
+    left = contestants.able(field, workload("embedding_sparse", "tiny"))
     assert [c.name for c in left if c.baseline] == ["torch default", "minddp default"]
 
 

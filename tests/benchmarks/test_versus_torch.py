@@ -69,7 +69,7 @@ def test_on_a_gpu_models_are_larger_and_transports_are_those_of_a_gpu(monkeypatc
     monkeypatch.setattr(machine, "cupy_version", lambda: "14.2")
     config = Config(device="cuda").resolved()
     assert (config.world_size, config.workload_size) == (3, "gpu")
-    assert (config.transports, config.others) == (("process_group", "nccl"), ("fully_shard", "zero"))
+    assert config.transports == ("process_group", "nccl")
     monkeypatch.setattr(machine, "cupy_version", lambda: "none: not installed")
     assert Config(device="cuda").resolved().transports == ("process_group",)
     assert Config().resolved().transports == ("process_group", "shared_memory", "auto")
