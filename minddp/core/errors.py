@@ -35,6 +35,16 @@ def second_backward(name: str) -> RuntimeError:
     )
 
 
+def unequal_backwards(rank: int, is_further: bool, num_first: int, world_size: int) -> RuntimeError:
+    """The error for a backward that is the first of a forward on `num_first` ranks, and not on the others."""
+    here = "a further backward of a forward" if is_further else "the first backward of a forward"
+    return RuntimeError(
+        f"The ranks call backward different numbers of times. On rank {rank} this is {here}, but it is the first "
+        f"one on {num_first} of {world_size} ranks, so the ranks reduce gradients of different steps. `.grad` is "
+        f"not averaged. Call backward for the same outputs on every rank, or once on the sum of the losses."
+    )
+
+
 def skipped_but_used(names: Sequence[str], rank: int) -> RuntimeError:
     """The error for parameters in buckets that were not reduced, although some rank has used them."""
     return RuntimeError(

@@ -63,7 +63,7 @@ class Reducer:
 
         # The current backward, and what survives it.
         self.current: BackwardPass | None = None
-        self.num_passes = 0  # synchronised backwards so far
+        self.num_passes = 0  # synchronised backwards so far, without those dropped before a bucket was launched
         self.finalizes_at_end = True  # if not, the caller of backward calls `finish`. Set it in phase IDLE
         self.futures: list[Any] = []  # the end of the next synchronised backward calls their `wait`
         self._last_entered: set[int] | None = None  # of the forward reduced last, see `_hook_outputs`
@@ -150,11 +150,14 @@ class Reducer:
         elif not current.has_raised:
             raise still_running()
         else:
-            number = self.num_passes + (current.phase is Phase.PREPARED)  # it may have reached no parameter
-            self.unfinished.agree_to_drop(self.transport, number, len(current.reductions))
+            is_counted = current.phase is not Phase.PREPARED  # it has reached a parameter
+            number, num_launched = self.num_passes + (not is_counted), len(current.reductions)
+            self.unfinished.agree_to_drop(self.transport, number, num_launched)
             current.abandon()
             self.wait_for_futures()  # of its buffer hook: the next forward may read the buffers
             self._enter(Phase.IDLE)
+            if is_counted and not num_launched:
+                self.num_passes -= 1  # the next one takes its place
         self.usage_tracker.forward_begins()
 
     def rebuild_if_due(self) -> bool:
@@ -216,7 +219,9 @@ class Reducer:
     def _on_all_launched(self) -> None:
         self._queue_end_callback()
         self._enter(Phase.REDUCING)
-        self.usage_tracker.all_launched(self.transport, leaves_outputs=bool(self._last_entered))
+        is_further = self.current is not None and self.current.is_further
+        leaves_outputs = bool(self._last_entered)
+        self.usage_tracker.all_launched(self.transport, leaves_outputs=leaves_outputs, is_further=is_further)
 
     def _on_ready_twice(self, param: int) -> None:
         static = self.usage_tracker.is_static

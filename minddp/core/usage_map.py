@@ -3,7 +3,8 @@
 A parameter that no rank has used must keep its gradient (None, or a value from earlier steps). One that some rank
 has used gets the average on every rank, to which the other ranks contribute zeros. So every rank marks the
 parameters that it has used since the last reduction, including micro-batches under no_sync, and the marks are
-summed over the ranks beside the gradients. One more mark says whether the backward has reached all outputs.
+summed over the ranks beside the gradients. Two more marks say whether the backward has reached all outputs of its
+forward, and whether it was the first one of it: on all ranks or on none, or else ranks are in different steps.
 
 Marks are made on the host and summed on the device. If all parameters were used, all marks are ones: the device
 writes them by itself, and the host need not read the sums. Otherwise they are copied from fresh pinned memory, so
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from minddp.core.errors import unequal_backwards
 from minddp.platform import streams
 from minddp.transport.protocols import Transport, Work
 
@@ -30,8 +32,10 @@ class UsageMap:
         self._device = params[0].device
         self._marks = [0] * len(params)
         self.sums = torch.zeros(len(params), dtype=torch.int32, device=self._device)  # of the last exchange
-        self._leaving: torch.Tensor | None = None  # as above: less than the number of ranks if one has left outputs
-        self._world_size = 1
+        # On how many ranks the last backward has left no output, and on how many it was the first of its forward.
+        self._num_complete, self._num_first = torch.tensor([0, 0])
+        self._is_further = False
+        self._world_size = 0
         self.rank = 0
         self.grads_are_in_context = False  # a distributed autograd context has the gradients, not `.grad`
         self.held: set[int] = set()  # parameters whose gradients are not in `.grad`, see `UsageTracker.hold`
@@ -59,10 +63,13 @@ class UsageMap:
 
         return mark_and_handle
 
-    def begin_exchange(self, transport: Transport, *, leaves_outputs: bool = False) -> None:
+    def begin_exchange(
+        self, transport: Transport, *, leaves_outputs: bool = False, is_further: bool = False
+    ) -> None:
         """Start summing the marks over the ranks. A mark counts only if there is a gradient.
 
-        `leaves_outputs`: this backward has not reached all outputs of its forward.
+        `leaves_outputs`: this backward has not reached all outputs of its forward; `is_further`: another one came
+        before it.
 
         Raises:
             RuntimeError: a CUDA graph captures a backward that has left parameters unused.
@@ -71,14 +78,17 @@ class UsageMap:
         self._marks = [int(mark and kept) for mark, kept in zip(self._marks, has_grad, strict=True)]
         buffer = self._marks_on_device()
         if leaves_outputs:
-            buffer[-1:].zero_()
-        self.sums, self._leaving = buffer[:-1], buffer[-1:]
+            buffer[-2].zero_()
+        if is_further:
+            buffer[-1].zero_()
+        self.sums, self._num_complete, self._num_first = buffer[:-2], buffer[-2], buffer[-1]
+        self._is_further = is_further
         self._world_size, self.rank = transport.world_size, transport.rank
         self._work = transport.all_reduce(buffer)
 
     def any_rank_left_outputs(self) -> bool:
         """True, on all ranks, if the last backward left outputs of a forward on one. Waits for a GPU."""
-        return self._leaving is not None and self._leaving.item() < self._world_size
+        return int(self._num_complete) < self._world_size
 
     def shadow(self, transport: Transport) -> Sequence[bool] | None:
         """Exchange marks of a rank that has used nothing; per parameter, True if no rank has used it."""
@@ -88,7 +98,7 @@ class UsageMap:
 
     def _marks_on_device(self) -> torch.Tensor:
         if all(self._marks):
-            return torch.ones(len(self._marks) + 1, dtype=torch.int32, device=self._device)
+            return torch.ones(len(self._marks) + 2, dtype=torch.int32, device=self._device)
         if streams.is_capturing(self._device):
             raise RuntimeError(
                 f"A CUDA graph captures this backward, but it left {self._marks.count(0)} of {len(self._marks)} "
@@ -96,15 +106,22 @@ class UsageMap:
                 f"Use every parameter in the step that is captured, or pass static_graph=True, which records in "
                 f"the first steps which parameters each rank uses."
             )
-        return streams.copied_to(self._device, [*self._marks, 1], torch.int32)
+        return streams.copied_to(self._device, [*self._marks, 1, 1], torch.int32)
 
     def finish_exchange(self) -> Sequence[bool] | None:
-        """Per parameter, True if no rank used it. `None`, without waiting for a GPU, if this rank used all."""
+        """Per parameter, True if no rank used it. `None`, without waiting for a GPU, if this rank used all.
+
+        Raises:
+            RuntimeError: this is the first backward of a forward on some ranks, and a further one on others.
+        """
         assert self._work is not None, "begin_exchange comes first"
         self._work.wait()
-        if all(self._marks):
-            return None
-        return [total == 0 for total in self.sums.tolist()]
+        used_all = all(self._marks)
+        if self._is_further or not used_all or not streams.has_streams(self._device):
+            num_first = int(self._num_first)
+            if num_first > 0 if self._is_further else num_first < self._world_size:
+                raise unequal_backwards(self.rank, self._is_further, num_first, self._world_size)
+        return None if used_all else [total == 0 for total in self.sums.tolist()]
 
     def clear(self) -> None:
         self._marks = [0] * len(self._marks)

@@ -86,13 +86,14 @@ class UsageTracker:
         """True if the average of `param` is never put into its gradient."""
         return False
 
-    def all_launched(self, transport: Transport, *, leaves_outputs: bool) -> None:
+    def all_launched(self, transport: Transport, *, leaves_outputs: bool, is_further: bool) -> None:
         """All buckets have been launched. Begin to exchange which parameters are used.
 
-        `leaves_outputs`: no gradient has entered at some outputs of the forward.
+        `leaves_outputs`: no gradient has entered at some outputs of the forward. `is_further`: nor was this backward
+        the first of its forward.
         """
         if self.usage is not None:
-            self.usage.begin_exchange(transport, leaves_outputs=leaves_outputs)
+            self.usage.begin_exchange(transport, leaves_outputs=leaves_outputs, is_further=is_further)
 
     def awaits_further_backward(self) -> bool:
         """True, on all ranks, if the last backward left out some outputs: another one of its forward is reduced."""

@@ -6,6 +6,7 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -20,9 +21,11 @@ from minddp.core.optimizer_steps import StepWatcher, _watchers
 from minddp.core.reducer import Reducer
 from minddp.core.unfinished import UnfinishedReduction
 from minddp.core.usage_tracker import UsageTracker
+from minddp.ddp import DistributedDataParallel
 from tests.fakes import FakeDDP, FakeTransport
 from tests.logs import logged
 from tests.modules import Explosive, Heads, Scales, WithoutGradient
+from tests.ranks import on_ranks
 
 X = torch.ones(1, 2)
 FACT = "Expected to have finished reduction in the prior iteration before starting a new one"
@@ -238,6 +241,27 @@ def test_an_interrupted_backward_is_dropped_by_all_ranks_or_none(monkeypatch: py
         with pytest.raises(RuntimeError, match=rf"backward 1 on rank {transport.rank}\. .*{absent}.*every rank"):
             unfinished.agree_to_drop(transport, 1, num_launched)
     unfinished.agree_to_drop(here, 1, num_launched=2)
+
+
+@on_ranks(2)
+def test_a_backward_that_is_dropped_before_a_bucket_is_launched_counts_on_no_rank(rank: int) -> None:
+    """Else the next one that all ranks drop would have a different number on each rank."""
+
+    def fails_at(place: torch.Tensor) -> None:
+        handle = place.register_hook(Mock(side_effect=KeyError))
+        with pytest.raises(KeyError):
+            output.sum().backward()
+        handle.remove()
+
+    ddp = DistributedDataParallel(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), bucket_cap_mb=1e-4)
+    with patch.object(unfinished_module, "DROP_LIMIT_S", 5.0):
+        for first in (True, False):
+            ddp(torch.ones(1, 4)).sum().backward()
+            output = ddp(torch.ones(1, 4))
+            fails_at(output if first and rank == 0 else ddp.module[2 if first else 0].weight)
+            ddp.zero_grad()
+        ddp(torch.ones(1, 4)).sum().backward()
+    assert ddp._reducer.num_passes == 4
 
 
 def test_the_optimizer_is_stopped_after_an_interrupted_backward_unless_gradients_are_dropped() -> None:

@@ -133,6 +133,25 @@ def test_a_further_backward_that_reaches_no_parameter_leaves_the_next_one_local(
         assert torch.equal(ddp.module.left.bias.grad, torch.full([2], rank + 1.0)), step
 
 
+@on_ranks(2)
+@pytest.mark.parametrize("uses_all", [False, True])
+def test_a_further_backward_on_one_rank_alone_is_an_error_on_all(rank: int, uses_all: bool) -> None:
+    """It would be averaged with the next step of the other rank, which may use all parameters."""
+    ddp = minddp.DistributedDataParallel(Heads(nn.Linear(2, 2)), find_unused_parameters=True)
+    left, right = ddp(torch.ones(1, 2))
+    left.sum().backward(retain_graph=True)
+    number = "a further" if rank == 0 else "the first"
+    match = f"On rank {rank} this is {number} backward of a forward, but it is the first one on 1 of 2 ranks"
+    with pytest.raises(RuntimeError, match=match):
+        if rank == 0:
+            right.sum().backward()
+        ddp.zero_grad()
+        left, right = ddp(torch.ones(1, 2))
+        (left + right if uses_all else left).sum().backward()
+    with pytest.raises(RuntimeError, match="gradients that are not averaged"):
+        torch.optim.SGD(ddp.parameters()).step()
+
+
 # ------------------------------------------------------------------ callbacks for the end of backward
 
 

@@ -58,6 +58,9 @@ class DriftCheck(Check):
             self._is_over = True
 
     def first_gradient(self, step: int) -> None:
+        if self._current is not None and self._new[-1][0] == step:  # the last backward was dropped
+            self._current["params"] = Reading(self._params)
+            return
         self._current = None
         if is_sampled(step):
             self._current = {

@@ -130,7 +130,7 @@ class NotFiniteCheck(Check):
 
     def __init__(self, params: NamedParams):
         self._params = params
-        self._hooks: list[RemovableHandle] = []
+        self._hooks: list[tuple[torch.nn.Parameter, RemovableHandle]] = []
         self._own: list[tuple[str, torch.Tensor]] = []  # the sums of this rank's gradients, as they arrive
         self._step: int | None = None  # sampled, and not seen by an optimizer yet
         self._new: deque[tuple[int, list[tuple[str, Copied]]]] = deque()
@@ -142,13 +142,15 @@ class NotFiniteCheck(Check):
             note = lambda name, grad: (  # noqa: E731
                 None if grad is None else own.append((name, grad.sum(dtype=WIDE.get(grad.dtype))))
             )
-            self._hooks = [param.register_hook(partial(note, name)) for name, param in self._params]
+            for name, param in self._params:
+                if param.requires_grad:  # it may be frozen by now
+                    self._hooks.append((param, param.register_hook(partial(note, name))))
 
     def first_gradient(self, step: int) -> None:
         self._step = step if is_sampled(step) else None
 
     def post_backward(self) -> None:
-        for (_, param), hook in zip(self._params, self._hooks, strict=False):
+        for param, hook in self._hooks:
             hook.remove()
             if not param._backward_hooks:  # else torch goes on to call an empty dictionary for each gradient
                 param._backward_hooks = None
@@ -168,7 +170,7 @@ class NotFiniteCheck(Check):
         return [(step, [name for name, it in sums if not it.read().isfinite().item()]) for step, sums in taken]
 
     def release(self) -> None:
-        for hook in self._hooks:  # perhaps within a backward, which may be calling them
+        for _, hook in self._hooks:  # perhaps within a backward, which may be calling them
             hook.remove()
         self._params, self._hooks = (), []
 

@@ -84,14 +84,14 @@ class Guard(Mode, StepWatcher):
     def first_gradient(self, param: int) -> None:
         self._steps_alone, self._in_backward = 0, True
         self.call("first_gradient", self.step)
-        self._count_backward()
 
     def _count_backward(self) -> None:
-        """Count a reduced backward. With the first one, notes begin to be compared."""
+        """Count a reduced backward, on all ranks alike. With the first one, notes begin to be compared."""
         self._comparison.start(self._name)
         self.step += 1
 
     def before_unpack(self) -> None:
+        self._count_backward()  # not before: a rank may drop a backward of which other ranks have no part
         self.call("before_unpack")
 
     def post_backward(self) -> None:
@@ -109,6 +109,7 @@ class Guard(Mode, StepWatcher):
                 look(*args)
             except Exception:
                 self._failed.append(check)
+                check.release()
                 _log.warning("A check of the guard has failed and is left out from now on.", exc_info=True)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -116,6 +117,7 @@ class Guard(Mode, StepWatcher):
             self._stepping = self._stepping or id(optimizer)
             if self.steps_are_passes and self._stepping == id(optimizer):
                 self.first_gradient(-1)
+                self._count_backward()
                 self.post_backward()
             self.call("before_step", optimizer)
             self._steps_alone += 1

@@ -116,7 +116,8 @@ class WrapperGuard(Guard):
         ddp, phase = self._ddp(), self._phase
         accumulates = ddp is not None and not ddp.require_backward_grad_sync
         is_incomplete = phase == "IDLE" and missing and not accumulates
-        return RankState("INCOMPLETE" if is_incomplete else phase, self.step, accumulates, missing)
+        backward = self.step + (phase == "ACCUMULATING")
+        return RankState("INCOMPLETE" if is_incomplete else phase, backward, accumulates, missing)
 
 
 def named_params(module: nn.Module) -> NamedParams:

@@ -70,6 +70,19 @@ def test_one_element_of_one_parameter_is_found() -> None:
     assert "Rank 0 and rank 1 have different values of `9.weight` (equal in step 19, different in" in finding.text
 
 
+def test_a_backward_that_one_rank_dropped_before_its_first_gradient_is_the_same_step_again() -> None:
+    fleet = Fleet(2)
+    fleet.steps(3)
+    fleet.call(1, "first_gradient", 3)
+    fleet.give_gradients(1, 1000)
+    fleet.call(1, "post_backward")
+    for module in fleet.modules:  # the scripts load a checkpoint
+        write(module[0].weight)
+    fleet.steps(3)
+    assert fleet.end() == []
+    assert fleet.exchanges[0]._received["drift"] == {}
+
+
 def steps(number: int) -> Act:
     return lambda fleet: fleet.steps(number)
 

@@ -203,6 +203,17 @@ def test_the_guard_sees_nan_in_its_sampled_steps(bad_step: int, width: int) -> N
     assert layer.weight._backward_hooks is None  # torch calls an empty dictionary, too
 
 
+def test_a_parameter_may_be_frozen_meanwhile() -> None:
+    layer = nn.Linear(2, 1)
+    check = NotFiniteCheck([*layer.named_parameters()])
+    layer.bias.requires_grad_(False)
+    for step in range(2):
+        check.before_module(step, (), {})
+        layer(torch.ones(1, 2)).sum().backward()
+        check.post_backward()
+    assert layer.weight._backward_hooks is None
+
+
 def test_the_guard_leaves_hooks_of_the_script() -> None:
     weight, seen = nn.Parameter(torch.ones(2)), []
     weight.register_hook(seen.append)

@@ -191,6 +191,20 @@ def guard_of(param: nn.Parameter, steps: Check) -> Guard:
     return Guard([("weight", param)], FakeTransport(2, store=dist.HashStore()), {"steps": steps})
 
 
+def test_a_backward_that_is_dropped_is_not_counted() -> None:
+    """Other ranks may drop theirs before the first gradient."""
+    guard = guard_of(nn.Parameter(torch.zeros(1)), Steps())
+    for _ in range(2):
+        guard.first_gradient(0)
+        guard.post_backward()
+    assert guard.step == 0
+    guard.first_gradient(0)
+    guard.before_unpack()
+    guard.post_backward()
+    assert guard.step == 1
+    guard.close()
+
+
 @on_ranks(2)
 def test_a_check_that_fails_ends_itself_and_not_the_training(rank: int) -> None:
     with reports() as logged, mock.patch.object(DriftCheck, "post_backward", side_effect=ArithmeticError):
