@@ -212,7 +212,7 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
         if torch.is_grad_enabled():
             for extension in self.extensions:
                 extension.pre_forward(self)
-            self._module_change_check.check(everywhere=self._reducer.phase is Phase.INCOMPLETE)
+            self._module_change_check.check(self.module, everywhere=self._reducer.lacks_gradients)
             self._reducer.ensure_finished()
         self._announce_to_joined_ranks()
         if torch.is_grad_enabled():

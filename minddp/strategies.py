@@ -68,7 +68,7 @@ def make_reducer(
 def _bucket_maker(
     options: Options, aliasing: GradientAliasing | None, mixed_precision: MixedPrecision | None
 ) -> MakeBucket:
-    """Makes dense or sparse buckets, with their dtypes, and the way that averages take into `.grad`."""
+    """A factory for buckets: dense or sparse, in the right dtypes, with or without gradient aliasing."""
     dense = partial(
         Bucket,
         grads_are_views=options.grads_are_views,
@@ -85,7 +85,7 @@ def _bucket_maker(
 
 
 def usage_tracker(options: Options, hooks: GradientHooks) -> UsageTracker:
-    """How it is known which gradients a backward brings."""
+    """The usage tracker for these options."""
     params, skips_buckets = hooks.params, options.skip_all_reduce_unused_params
     if options.static_graph and params:
         return StaticGraph(params, skips_buckets=skips_buckets)

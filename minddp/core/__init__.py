@@ -12,6 +12,7 @@ The state of one backward is in its `BackwardPass`, which is dropped at the end.
 | which parameters were unused | `UsageTracker` | of a static graph: the recorded ones; else for logs and errors |
 | whether a bucket may still share its memory | `Bucket` | never again once a script has kept such a gradient |
 | whether a rank has left outputs | `UsageMap` | a further backward of that forward is then reduced, too |
+| the nodes of the latest outputs, until the next forward | `FindUnused` | for a backward that enters elsewhere |
 | hooks on the parameters | `GradientHooks` | they fire in every backward, if only to raise an error |
 | futures of buffer hooks, until a backward ends | `Reducer.futures` | their forward may have no backward |
 | how many backwards were synchronised | `Reducer.num_passes` | it names a backward on all ranks |
@@ -19,6 +20,7 @@ The state of one backward is in its `BackwardPass`, which is dropped at the end.
 | whether the latest forward was synchronised | `Reducer` | a gradient that stays local after it is warned of |
 | what was warned of | `UnfinishedReduction` | once each, such as each set of missing parameters |
 | the weight of the next backward | `modes.Divisor` | `weigh` may come before the forward |
+| which parameters the module has | `replicas.ModuleChangeCheck` | others would not be averaged |
 | the buffer of delayed gradients | `modes.DelayedAllReduce` | allocated once; it has a reduction of its own |
 | whether the last forward trained | the wrapper | otherwise buffers need no broadcast |
 | rounding errors that were not sent yet | `comm_hooks.ErrorFeedback` | the next step's gradients include them |

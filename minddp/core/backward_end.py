@@ -9,7 +9,7 @@ gradient enters at the outputs is the *main* one, until it ends. When a backward
 |---|---|
 | the main one | `AT_OUTPUTS`: the pass ends |
 | another one, while the main one runs | `NESTED`: the pass goes on |
-| without a main one: inside another backward, unless the forward ran inside one, too | `NESTED` |
+| there is no main one; it ran inside another backward, and its forward did not | `NESTED` |
 | else: a gradient has entered in an earlier backward, or the outputs have no tensors to watch | `AT_OUTPUTS` |
 | else | `ELSEWHERE`: the pass ends, but this does not complete a recording |
 
@@ -49,7 +49,7 @@ class AwaitedEnds:
     """Calls `on_end(backward)` after each backward that has queued a callback, or `on_failure()` if it raised.
 
     Both are bound methods, whose objects are referenced weakly. A `BackwardPass` makes its own when a forward
-    returns, in that thread: `main`, `entry_of` and `is_over_here` are for the backwards of this forward.
+    returns, in that thread: `main`, `entry_of` and `has_ended_here` are for the backwards of this forward.
     """
 
     def __init__(self, on_end: Callable[[int], None], on_failure: Callable[[], None] | None = None):
@@ -114,7 +114,7 @@ class AwaitedEnds:
         return Entry.AT_OUTPUTS if self._has_entered or not self.is_visible else Entry.ELSEWHERE
 
     @property
-    def is_over_here(self) -> bool:
+    def has_ended_here(self) -> bool:
         """True in the thread of the forward if no backward runs there: the awaited one has ended or raised."""
         return threading.get_ident() == self._thread and autograd.current_backward() < 0
 

@@ -61,7 +61,7 @@ ALLOWED = {
 class BackwardPass:
     """One synchronised backward: made when a forward returns, dropped when the averages are in the gradients.
 
-    It has all the state of one backward, so to drop it is the reset, after an exception, too.
+    It has all the state of one backward, so dropping it is the reset, also after an exception.
 
     The engine refers to the pass through the hooks, so the pass must refer only weakly to the wrapper. The reducer
     passes `on_all_launched()`, `on_ready_twice(param)` and `on_end(pass, backward)` made by `weakly`. The pass
@@ -94,10 +94,11 @@ class BackwardPass:
         # The state.
         self.phase = Phase.PREPARED
         self.finalizes_at_end = finalizes_at_end  # if not, the caller of backward calls `Reducer.finish`
-        self.is_further = is_further  # made by a backward: the one before has left some outputs of its forward
+        self.is_further = is_further  # a second backward of its forward, through outputs that the first has left
         self.ends = AwaitedEnds(self._on_backward_end, self.note_failure)
         self.is_refused = False  # an error was raised for missing gradients: later ones are not reduced
         self.entered: list[tuple[set[int], int]] = []  # outputs, see `Reducer._hook_outputs`
+        self.was_empty = False  # a backward has entered there, and has reached no parameter
         self.grads_left: dict[torch.Tensor, TensorWeakRef] | None = None  # by an exception
 
         # The counts of gradients that have not arrived. Set by the first hook: until then the buckets may change.
@@ -128,8 +129,9 @@ class BackwardPass:
     def _on_backward_end(self, backward: int) -> None:
         self._on_end(self, backward)
 
-    def forget_entries(self) -> None:
+    def note_empty(self) -> None:
         """The backward that has entered at outputs reached no parameter: they count as not reached."""
+        self.was_empty = bool(self.entered)
         for forward, place in self.entered:
             forward.add(place)
         self.entered.clear()

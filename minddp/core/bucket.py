@@ -2,7 +2,7 @@
 
 Packing (`packing.py`) copies gradients into the buffer and scales them; unpacking puts the averages into `.grad`.
 
-[Note: where an average ends]
+[Note: how averages reach gradients]
 `unpack` has four outcomes for a gradient:
   - *resident*: `.grad` is the bucket's own view object. Autograd has accumulated into the buffer, and the average
     is there already. Only with gradient_as_bucket_view.
@@ -135,7 +135,7 @@ class Bucket:
     def unpack(self, average: torch.Tensor, globally_unused: Sequence[bool] | None = None) -> None:
         """Put `average`, laid out like `comm_buffer`, into the gradients, except where `globally_unused[k]`.
 
-        See [Note: where an average ends].
+        See [Note: how averages reach gradients].
         """
         averages = self.views if average is self.comm_buffer else self.views_into(average)
         if self.grads_are_views and average is not self.comm_buffer:

@@ -5,8 +5,8 @@ Buckets are made with the plan, as in torch, so that a model that is too large f
 released when the backward has ended: the memory is free while activations take most of it, and between steps. A
 gradient that is a view keeps its bucket's memory. A rebuild releases the old memory before it allocates the new.
 
-If gradients are views, a new bucket takes in the existing gradients of its parameters, so these are divided and
-later ones multiplied: see [Note: the mean is taken first].
+If gradients are views, a new bucket copies the existing gradients of its parameters into itself. They are then
+resident and are divided, and later ones are multiplied: see [Note: the mean is taken first].
 """
 
 from __future__ import annotations

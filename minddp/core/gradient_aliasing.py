@@ -94,8 +94,11 @@ class BucketAliasing:
         return True
 
     def memory_is_held(self) -> bool:
-        """True if something, perhaps a `.grad`, still refers to memory that was shared."""
-        return self._aliased and references_to_memory(self._flat) != self._references_of_ours
+        """True if something, perhaps a `.grad`, still refers to memory that was shared, or has freed it."""
+        if not self._aliased:
+            return False
+        is_freed = self._flat.untyped_storage().nbytes() < self._flat.nbytes  # by `resize_`
+        return is_freed or references_to_memory(self._flat) != self._references_of_ours
 
 
 def references_to_memory(tensor: torch.Tensor) -> tuple[int, int]:

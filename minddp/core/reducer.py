@@ -66,7 +66,7 @@ class Reducer:
         self.num_passes = 0  # synchronised backwards so far, without those dropped before a bucket was launched
         self.finalizes_at_end = True  # if not, the caller of backward calls `finish`. Set it in phase IDLE
         self.futures: list[Any] = []  # the end of the next synchronised backward calls their `wait`
-        self._last_entered: set[int] | None = None  # of the forward reduced last, see `_hook_outputs`
+        self._last_entered: set[int] | None = None  # of the last reduced forward: outputs not reached
         self._further_backward = -1  # a backward that entered at another output of that forward
         self._expects_average = False  # the latest forward was synchronised, and no local gradient was warned of
 
@@ -131,6 +131,11 @@ class Reducer:
             output, self._on_gradient_enters, before_other_hooks=before_other_hooks
         )
         self.current.ends.is_visible = bool(unreached)
+
+    @property
+    def lacks_gradients(self) -> bool:
+        """True if the last backward has brought no gradient, or not all: the module may have changed."""
+        return self.current is not None and (self.phase is Phase.INCOMPLETE or self.current.was_empty)
 
     def ensure_finished(self) -> None:
         """Drop a backward that an exception has interrupted. Raise if one has left gradients unreduced.
@@ -274,7 +279,7 @@ class Reducer:
         is_last = not current.ends.is_any_awaited(but=backward)
         with self.events.reporting():
             if current.phase is Phase.PREPARED:  # it reached no parameter
-                current.forget_entries()
+                current.note_empty()
                 self.usage_tracker.backward_was_empty()
                 self.hooks.check_conversions(range(len(self.params)))
                 if current.is_further:  # no forward awaits one

@@ -1,4 +1,4 @@
-"""Warning and errors for gradients that are not averaged, since some are missing or backward raised an exception.
+"""Warnings and errors for gradients that were not averaged: some never came, or backward raised an exception.
 
 [Note: unfinished reduction]
 A backward that leaves parameters out is not an error yet: a second backward through another output may bring the
@@ -78,7 +78,7 @@ class UnfinishedReduction(StepWatcher):
         current = reducer.current
         if current is None or current.phase in (Phase.PREPARED, Phase.FINISHED):
             return set()
-        if current.phase is not Phase.FINALIZING and current.ends.is_over_here and not current.has_raised:
+        if current.phase is not Phase.FINALIZING and current.ends.has_ended_here and not current.has_raised:
             raise reducer.events.report(still_running())
         return {
             id(param)
@@ -87,6 +87,7 @@ class UnfinishedReduction(StepWatcher):
         }
 
     def settled(self, transport: Transport) -> None:
+        """All ranks have come as far as here. From now on launched collectives are counted for `agree_to_drop`."""
         if isinstance(transport, DropsTogether):
             transport.settle()
 

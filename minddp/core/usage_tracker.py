@@ -89,8 +89,8 @@ class UsageTracker:
     def all_launched(self, transport: Transport, *, leaves_outputs: bool, is_further: bool) -> None:
         """All buckets have been launched. Begin to exchange which parameters are used.
 
-        `leaves_outputs`: no gradient has entered at some outputs of the forward. `is_further`: nor was this backward
-        the first of its forward.
+        `leaves_outputs`: no gradient has entered at some outputs of the forward. `is_further`: it is not the first
+        backward of its forward.
         """
         if self.usage is not None:
             self.usage.begin_exchange(transport, leaves_outputs=leaves_outputs, is_further=is_further)

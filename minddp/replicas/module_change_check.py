@@ -2,8 +2,9 @@
 
 Each rank would train a parameter that is added or unfrozen after construction by itself, and replicas would diverge
 silently, as in torch. Looking at every parameter in every step would cost about as much as all hooks together. So a
-forward checks `FEW` submodules, in turn, but the first two check all. A change of the whole model, such as
-unfreezing it, is noticed at once, and a change of one among n submodules within n / FEW forwards.
+forward checks `FEW` submodules, in turn, but the first two check all, and so does one after a backward that lacked
+gradients. A change of the whole model, such as unfreezing it or another `ddp.module`, is noticed at once, and a
+change of one among n submodules within n / FEW forwards.
 
 A parameter that is removed, or frozen, needs no check. Its gradient is missing at the end of backward, which is an
 error, see [Note: unfinished reduction]; with find_unused_parameters it counts as unused.
@@ -47,15 +48,16 @@ class ModuleChangeCheck:
         self._num_checks = 0
         self._take_snapshots()
 
-    def check(self, *, everywhere: bool = False) -> None:
-        """Check a few submodules, or all if `everywhere`. Called once in each forward that trains.
+    def check(self, module: nn.Module, *, everywhere: bool = False) -> None:
+        """Check a few submodules of `module`, or all if `everywhere`. Called once in each forward that trains.
 
         Raises:
             RuntimeError: a parameter requires grad but is not reduced.
         """
         self._num_checks += 1
         chosen = self._snapshots if everywhere or self._num_checks <= 2 else itertools.islice(self._in_turn, FEW)
-        if not all(map(_Snapshot.is_unchanged, chosen)):
+        if module is not self._module or not all(map(_Snapshot.is_unchanged, chosen)):
+            self._module = module
             self._check_all_parameters()
 
     def _take_snapshots(self) -> None:

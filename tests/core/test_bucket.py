@@ -1,4 +1,4 @@
-"""One bucket: views in the parameters' layout, and where an average ends ([Note: where an average ends])."""
+"""One bucket: views in the parameters' layout, and [Note: how averages reach gradients]."""
 
 from __future__ import annotations
 

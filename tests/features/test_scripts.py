@@ -160,6 +160,21 @@ def test_large_gradients_alias_the_bucket(rank: int) -> None:
     assert aliased == [True, False, True, False, False, False]
 
 
+@on_ranks(2)
+@pytest.mark.parametrize("views", [False, True])
+def test_a_script_may_free_the_memory_of_gradients(rank: int, views: bool) -> None:
+    torch.manual_seed(0)
+    ddp = minddp.DistributedDataParallel(layers(), transport="process_group", gradient_as_bucket_view=views)
+    found = []
+    for _ in range(STEPS):
+        loss_of(ddp, rank, 0).backward()
+        found.append([grad.clone() for grad in grads(ddp)])
+        for param in ddp.parameters():
+            param.grad.untyped_storage().resize_(0)
+            param.grad = None
+    assert all(all(map(torch.equal, found[0], later)) for later in found)
+
+
 class Parts(nn.Module):
     """Two parts; the forward leaves out the second."""
 

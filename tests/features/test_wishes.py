@@ -254,6 +254,19 @@ def test_a_parameter_that_is_added_is_noticed(rank: int, before: int, is_copy: b
 
 
 @on_ranks(2)
+def test_a_new_head_on_a_frozen_module_is_noticed_after_one_backward(rank: int) -> None:
+    ddp = wrapped(deep=30)
+    for _ in range(4):
+        ddp(torch.ones(1, 3)).sum().backward()
+    ddp.module.requires_grad_(False)
+    ddp.module.deep.append(nn.Linear(3, 3))
+    ddp.module.forward = ddp.module.deep[-1].forward
+    ddp(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"`deep\.30\.weight` did not exist"):
+        ddp(torch.ones(1, 3))
+
+
+@on_ranks(2)
 def test_a_layer_that_is_frozen_is_named_in_backward(rank: int) -> None:
     ddp = wrapped()
     ddp(torch.ones(1, 3)).sum().backward()

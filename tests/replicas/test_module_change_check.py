@@ -25,13 +25,13 @@ def check_of(module: nn.Module, ignored: tuple[str, ...] = ()) -> ModuleChangeCh
     named = module.named_parameters()
     check = ModuleChangeCheck(module, [p for name, p in named if p.requires_grad or name in ignored], ignored)
     for _ in range(2):
-        check.check()
+        check.check(module)
     return check
 
 
 def check_all(check: ModuleChangeCheck) -> None:
     for _ in range(3):  # 2 * FEW + 1 submodules
-        check.check()
+        check.check(check._module)
 
 
 def _adds(module: nn.Module) -> None:
@@ -57,7 +57,7 @@ def test_a_parameter_that_is_not_reduced_is_named(stray: str, everywhere: bool) 
     check_all(check)
     STRAYS[stray](module)
     with pytest.raises(RuntimeError, match=f"not reduced: {re.escape(stray)} when the module"):
-        check.check(everywhere=True) if everywhere else check_all(check)
+        check.check(module, everywhere=True) if everywhere else check_all(check)
 
 
 @pytest.mark.parametrize("stray", STRAYS)
@@ -66,10 +66,10 @@ def test_the_first_two_checks_look_at_everything(stray: str) -> None:
         module = model()
         check = ModuleChangeCheck(module, [param for param in module.parameters() if param.requires_grad])
         for _ in range(checks_before):
-            check.check()
+            check.check(module)
         STRAYS[stray](module)
         with pytest.raises(RuntimeError, match="not reduced"):
-            check.check()
+            check.check(module)
 
 
 def test_frozen_layers_may_be_added_and_are_checked_from_then_on() -> None:
@@ -94,6 +94,20 @@ def test_parameters_may_be_removed_moved_or_frozen() -> None:
     module.append(nn.ReLU())
     for _ in range(3):
         check_all(check)
+
+
+def test_another_module_is_checked_at_once() -> None:
+    module = model()
+    check = check_of(module)
+    wraps = nn.Sequential(module)  # as torch.compile does
+    for _ in range(5):
+        check.check(wraps)
+    wraps.append(nn.Linear(2, 2, bias=False))
+    with pytest.raises(RuntimeError, match=r"`1\.weight` did not exist"):
+        for _ in range(3):
+            check.check(wraps)
+    with pytest.raises(RuntimeError, match=r"`1\.weight` did not exist"):
+        check.check(nn.Sequential(module, nn.Linear(2, 2, bias=False)))
 
 
 def test_what_is_ignored_by_name_may_be_replaced() -> None:
