@@ -112,7 +112,8 @@ class UsageMap:
         """Per parameter, True if no rank used it. `None`, without waiting for a GPU, if this rank used all.
 
         Raises:
-            RuntimeError: this is the first backward of a forward on some ranks, and a further one on others.
+            RuntimeError: this is the first backward of a forward on some ranks, and a further one on others. On a
+                GPU only the latter look, and ranks that have to read the sums anyway.
         """
         assert self._work is not None, "begin_exchange comes first"
         self._work.wait()
