@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import isfunction
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -205,11 +205,18 @@ class SharedFuture(torch.futures.Future[Any]):
         return super().wait()
 
 
+class CollectiveFailed(RuntimeError):
+    """The error of a future. C++ sees a value: torch's DDP pickles it to find tensors, which raises the error."""
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        raise self
+
+
 def _complete(future: torch.futures.Future[Any], collective: Collective, result: list[torch.Tensor]) -> None:
     if collective.error is None:
         future.set_result(result)
     else:
-        future.set_exception(RuntimeError(collective.error))  # type: ignore[arg-type]  # torch's stub
+        future.set_exception(CollectiveFailed(collective.error))  # type: ignore[arg-type]  # torch's stub
 
 
 def _record_event(

@@ -608,6 +608,27 @@ def test_a_rank_that_is_killed_is_named_by_all_others() -> None:
     assert {name for name in set(os.listdir("/dev/shm")) - before if "minddp" in name} == set()
 
 
+def die_in_backward(rank: int) -> None:
+    """Rank 1 is killed in the third backward of torch's DDP, whose C++ code waits for futures."""
+    with group_of() as group:
+        ddp = TorchDDP(nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5)), process_group=group)
+        for step in range(4):
+            output = ddp(torch.ones(1, 5)).sum()
+            if rank == 1 and step == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            output.backward()
+
+
+def test_the_error_of_a_future_is_one_for_torchs_ddp() -> None:
+    with mortal_ranks(grace_s=20.0) as pool, pytest.raises(RankFailure) as failure:
+        pool.run(die_in_backward)
+    assert "exit code -9" in failure.value.reports[1]
+    assert (
+        "RuntimeError: Cannot extract tensors from value: CollectiveFailed: Rank 1 has ended"
+        in (failure.value.reports[0])
+    )
+
+
 @on_ranks(2)
 def test_many_groups_leave_nothing(rank: int) -> None:
     footprints = []
