@@ -86,7 +86,8 @@ class GradientHooks:
 
     def check_conversions(self, params: Iterable[int]) -> None:
         """Raise if one of `params`, whose hooks do not fire in this backward, has been converted."""
-        if self._follows_conversions:
+        is_transformed = torch._C._functorch.peek_interpreter_stack() is not None  # `torch.func.grad` and others
+        if self._follows_conversions or is_transformed:
             return
         for index in params:
             param, hooked = self.params[index], self.accumulators[index]

@@ -7,6 +7,9 @@ engine if it will run each accumulator, as soon as a gradient enters at the outp
 late: it may fire in the nested backward of a reentrant checkpoint, which reaches only the checkpointed part.) That
 takes no walk and no copy of the outputs, and is exact even if the loss uses only some of the outputs.
 
+With `backward(inputs=...)` the engine leaves out the other parameters, too. So if some parameters are unused on all
+ranks, or a rank has left outputs, a further backward of that forward is reduced as well.
+
 In three cases the engine cannot tell, and the graph is walked: with the distributed engine; if another backward,
 such as that of a penalty on a weight, brings gradients before the backward of the loss; and, in the first backward,
 for parameters that the loss reaches although the outputs do not. Torch takes these for unused, and raises when
@@ -47,6 +50,7 @@ class FindUnused(UsageTracker):
         self._left_out: list[int] | None = None  # by the next backward, if known
         self._output_nodes: list[Node] = []  # of the forward whose backward is due
         self._skipped: dict[int, str] = {}  # the parameters in skipped buckets, with their names
+        self._unused_so_far: set[int] = set()  # by any rank, in the backwards of the last reduced forward
 
     def forward_begins(self) -> None:
         self._output_nodes = []  # they keep the graph alive, and with it the activations
@@ -95,13 +99,15 @@ class FindUnused(UsageTracker):
     def close(self) -> Sequence[bool] | None:
         globally_unused = self.usage.finish_exchange()
         self.usage.clear()
+        unused = {param for param, is_unused in enumerate(globally_unused or ()) if is_unused}
+        self._unused_so_far = unused & self._unused_so_far if self.usage.is_further else unused
         used = [name for param, name in self._skipped.items() if not (globally_unused and globally_unused[param])]
         if used:
             raise skipped_but_used(used, self.usage.rank)
         return globally_unused
 
     def awaits_further_backward(self) -> bool:
-        return self.usage.any_rank_left_outputs()
+        return bool(self._unused_so_far) or self.usage.any_rank_left_outputs()
 
 
 @cache

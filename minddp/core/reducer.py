@@ -68,6 +68,7 @@ class Reducer:
         self.futures: list[Any] = []  # the end of the next synchronised backward calls their `wait`
         self._last_entered: set[int] | None = None  # of the last reduced forward: outputs not reached
         self._further_backward = -1  # a backward that entered at another output of that forward
+        self._entered_backward = -1  # the latest that entered at outputs; another wrapper may share the parameters
         self._expects_average = False  # the latest forward was synchronised, and no local gradient was warned of
 
         # Weakly, since the engine keeps hooks and callbacks, and with them a pass.
@@ -188,7 +189,7 @@ class Reducer:
                 raise second_backward(self.store.plan.params[param].name)
             if self.usage_tracker.stays_local(param):
                 self.unfinished.warn_of_static(param, self.transport.rank)
-            if self._expects_average:
+            if self._expects_average and autograd.current_backward() == self._entered_backward:
                 self._expects_average = False
                 self.unfinished.warn_of_local(param, self.transport.rank)
             self.events.emit(EventKind.GRADIENT_KEPT, param)
@@ -238,6 +239,7 @@ class Reducer:
 
     def _on_gradient_enters(self, forward: set[int], new_place: int | None) -> None:
         """A backward, the one that the user called, enters at the outputs of `forward`, see `_hook_outputs`."""
+        self._entered_backward = autograd.current_backward()
         if forward is self._last_entered:  # a further backward, perhaps at another output
             if new_place is not None:
                 self._further_backward = autograd.current_backward()

@@ -34,7 +34,7 @@ class UsageMap:
         self.sums = torch.zeros(len(params), dtype=torch.int32, device=self._device)  # of the last exchange
         # On how many ranks the last backward has left no output, and on how many it was the first of its forward.
         self._num_complete, self._num_first = torch.tensor([0, 0])
-        self._is_further = False
+        self.is_further = False
         self._world_size = 0
         self.rank = 0
         self.grads_are_in_context = False  # a distributed autograd context has the gradients, not `.grad`
@@ -82,7 +82,7 @@ class UsageMap:
         if is_further:
             buffer[-1].zero_()
         self.sums, self._num_complete, self._num_first = buffer[:-2], buffer[-2], buffer[-1]
-        self._is_further = is_further
+        self.is_further = is_further
         self._world_size, self.rank = transport.world_size, transport.rank
         self._work = transport.all_reduce(buffer)
 
@@ -118,10 +118,10 @@ class UsageMap:
         assert self._work is not None, "begin_exchange comes first"
         self._work.wait()
         used_all = all(self._marks)
-        if self._is_further or not used_all or not streams.has_streams(self._device):
+        if self.is_further or not used_all or not streams.has_streams(self._device):
             num_first = int(self._num_first)
-            if num_first > 0 if self._is_further else num_first < self._world_size:
-                raise unequal_backwards(self.rank, self._is_further, num_first, self._world_size)
+            if num_first > 0 if self.is_further else num_first < self._world_size:
+                raise unequal_backwards(self.rank, self.is_further, num_first, self._world_size)
         return None if used_all else [total == 0 for total in self.sums.tolist()]
 
     def clear(self) -> None:

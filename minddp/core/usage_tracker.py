@@ -96,7 +96,7 @@ class UsageTracker:
             self.usage.begin_exchange(transport, leaves_outputs=leaves_outputs, is_further=is_further)
 
     def awaits_further_backward(self) -> bool:
-        """True, on all ranks, if the last backward left out some outputs: another one of its forward is reduced."""
+        """True, on all ranks, if another backward of the forward that was reduced last is reduced, too."""
         return False
 
     def close(self) -> Sequence[bool] | None:

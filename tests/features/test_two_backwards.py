@@ -152,6 +152,49 @@ def test_a_further_backward_on_one_rank_alone_is_an_error_on_all(rank: int, uses
         torch.optim.SGD(ddp.parameters()).step()
 
 
+@on_ranks(2)
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_a_backward_may_be_split_by_its_inputs(rank: int, num_parts: int, views: bool) -> None:
+    """For `find_unused_parameters` the engine leaves out the others. Torch awaits them."""
+    found = []
+    for wrapper in (TorchDDP, minddp.DistributedDataParallel):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        ddp = wrapper(module, find_unused_parameters=True, gradient_as_bucket_view=views)
+        params = [*module.parameters()]
+        for _ in range(3):
+            ddp.zero_grad()
+            loss = ddp(torch.full((1, 3), rank + 1.0)).square().sum()
+            for part in range(num_parts):
+                loss.backward(inputs=params[part::num_parts], retain_graph=True)
+        found.append([param.grad for param in params])
+    assert all(map(torch.equal, *found))
+
+
+@on_ranks(2)
+@pytest.mark.parametrize(("wrapper", "is_averaged"), [(TorchDDP, False), (minddp.DistributedDataParallel, True)])
+def test_a_second_backward_while_parameters_are_unused(
+    rank: int, wrapper: Callable[..., nn.Module], is_averaged: bool
+) -> None:
+    module = nn.Linear(1, 1)
+    module.unused = nn.Parameter(torch.ones(1))
+    loss = wrapper(module, find_unused_parameters=True)(torch.full((1, 1), rank + 1.0)).sum()
+    for _ in range(2):
+        loss.backward(retain_graph=True)
+    assert module.weight.grad.item() == 1.5 + (1.5 if is_averaged else rank + 1)
+
+
+@on_ranks(2)
+def test_what_no_rank_has_used_is_awaited_once(rank: int) -> None:
+    """When all are reduced, a further backward stays local, as torch's."""
+    ddp = minddp.DistributedDataParallel(nn.Linear(1, 1), find_unused_parameters=True)
+    loss = ddp(torch.full((1, 1), rank + 1.0)).sum()
+    for params in ([ddp.module.weight], [ddp.module.bias], [ddp.module.weight]):
+        loss.backward(inputs=params, retain_graph=True)
+    assert ddp.module.weight.grad.item() == 1.5 + rank + 1
+
+
 # ------------------------------------------------------------------ callbacks for the end of backward
 
 

@@ -254,6 +254,26 @@ def test_a_parameter_that_is_added_is_noticed(rank: int, before: int, is_copy: b
 
 
 @on_ranks(2)
+def test_functional_gradients_of_the_wrapper(rank: int) -> None:
+    ddp, x = wrapped(static_graph=True), torch.ones(1, 3)
+    params = dict(ddp.named_parameters())
+    functional = torch.func.grad(lambda own: torch.func.functional_call(ddp, own, (x,)).square().sum())(params)
+    ddp(x).square().sum().backward()
+    assert all(torch.equal(grad, params[name].grad) for name, grad in functional.items())
+
+
+@on_ranks(2)
+def test_a_wrapper_may_share_its_parameters_with_another(rank: int) -> None:
+    """As when a module is wrapped again while the old wrapper lives."""
+    with logged() as texts:
+        ddp = wrapped()
+        for wrapper in (ddp, minddp.DistributedDataParallel(ddp.module), ddp):
+            for _ in range(2):
+                wrapper(torch.ones(1, 3)).sum().backward()
+    assert not [text for text in texts if "not averaged" in text]
+
+
+@on_ranks(2)
 def test_a_new_head_on_a_frozen_module_is_noticed_after_one_backward(rank: int) -> None:
     ddp = wrapped(deep=30)
     for _ in range(4):

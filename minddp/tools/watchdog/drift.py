@@ -40,6 +40,8 @@ class DriftCheck(Check):
         # Of this rank: its records.
         self._params = params
         self._current: dict[str, Any] | None = None  # the record of this step, if it is sampled
+        self._awaits_step = False  # the current record gets the parameters as the optimizer finds them
+        self._has_optimizer = False
         self._new: deque[tuple[int, dict[str, Any]]] = deque()
         self._recorded = 0  # the latest recorded step
         self._optimizer_steps: Counter[int] = Counter()  # since the latest record, by id of the optimizer
@@ -58,13 +60,16 @@ class DriftCheck(Check):
             self._is_over = True
 
     def first_gradient(self, step: int) -> None:
+        if self._current is not None and self._has_optimizer:
+            self._read_params()  # if no step came
         if self._current is not None and self._new[-1][0] == step:  # the last backward was dropped
-            self._current["params"] = Reading(self._params)
+            self._current["params"], self._awaits_step = Reading(self._params), True
             return
         self._current = None
         if is_sampled(step):
+            self._awaits_step = True
             self._current = {
-                "params": Reading(self._params),
+                "params": Reading(() if self._has_optimizer else self._params),
                 "grads": Reading(),
                 "hyperparameters": {},
                 "optimizer_steps": max(self._optimizer_steps.values(), default=0),
@@ -77,6 +82,14 @@ class DriftCheck(Check):
     def post_backward(self) -> None:
         if self._current is not None:
             self._current["grads"] = Reading((name, param.grad) for name, param in self._params)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._has_optimizer = True
+        self._read_params()  # not in backward: a script may have changed them for the time of it, as SAM does
+
+    def _read_params(self) -> None:
+        if self._current is not None and self._awaits_step:
+            self._current["params"], self._awaits_step = Reading(self._params), False
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer_steps[id(optimizer)] += 1

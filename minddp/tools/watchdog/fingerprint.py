@@ -48,7 +48,7 @@ class Reading:
             sizes = {name: tensor.nbytes for name, tensor in alike.items()}
             self._small.append((sizes, Copied(flat.clone() if len(alike) == 1 else flat)))
         self._large = [*sums]
-        self._sums = Copied(torch.stack([*sums.values()]) if sums else torch.empty(0))
+        self._sums = Copied(torch.stack([*sums.values()]) if sums else torch.empty(0, device="cpu"))
 
     def prints(self) -> dict[Any, int]:
         found = dict(zip(self._large, self._sums.read().tolist(), strict=True))
@@ -86,6 +86,7 @@ def readable(named: Iterable[tuple[Name, torch.Tensor | None]]) -> dict[Name, to
             tensor is not None
             and (type(tensor) in _PLAIN or type(tensor.data) is torch.Tensor)
             and tensor.layout is torch.strided
+            and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
             and not (tensor.is_nested or tensor.is_meta or tensor.is_conj() or tensor.is_neg())
             and tensor.untyped_storage().nbytes() > 0
         ):

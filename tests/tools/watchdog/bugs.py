@@ -171,7 +171,7 @@ def weights_of_rank_0(rank: int) -> None:
 
 
 @says(
-    "equal in step 12, different in step 13). The averaged gradients were equal, and no hyperparameter",
+    "equal in step 11, different in step 12). The averaged gradients were equal, and no hyperparameter",
     among=OF_A_WRAPPER,
 )
 def write_on_one_rank(rank: int) -> None:

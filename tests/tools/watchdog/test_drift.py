@@ -70,6 +70,34 @@ def test_one_element_of_one_parameter_is_found() -> None:
     assert "Rank 0 and rank 1 have different values of `9.weight` (equal in step 19, different in" in finding.text
 
 
+def test_weights_may_differ_while_backward_runs() -> None:
+    """As with SAM, whose perturbation is each rank's own."""
+    fleet = Fleet(2)
+    for step in range(4):
+        for rank, module in enumerate(fleet.modules):
+            weight = module[0].weight.detach()
+            before = weight.clone()
+            weight.mul_(1.0 + rank)
+            fleet.call(rank, "first_gradient", step)
+            fleet.give_gradients(rank, step)
+            fleet.call(rank, "post_backward")
+            weight.copy_(before)
+            fleet.optimize(rank)
+    assert fleet.end() == []
+
+
+@pytest.mark.parametrize("num_steps_before", [0, 3])
+def test_a_script_may_step_without_an_optimizer(num_steps_before: int) -> None:
+    fleet = Fleet(2)
+    fleet.optimize = lambda rank: None if fleet.num_steps >= num_steps_before else Fleet.optimize(fleet, rank)
+    fleet.steps(num_steps_before + 2)
+    write_to(1)(fleet)
+    fleet.steps(3)
+    (finding,) = fleet.end()
+    since = num_steps_before + 2 - bool(num_steps_before)  # else the last weights are read before the next backward
+    assert f"equal in step {since - 1}, different in step {since}" in finding.text
+
+
 def test_a_backward_that_one_rank_dropped_before_its_first_gradient_is_the_same_step_again() -> None:
     fleet = Fleet(2)
     fleet.steps(3)

@@ -28,6 +28,14 @@ def test_one_element_changes_it(numel: int, dtype: torch.dtype) -> None:
     assert print_of(tensor) != print_of(other)
 
 
+def test_a_default_device_and_transformed_tensors_do_not_matter() -> None:
+    seen = []
+    with torch.device("meta"):
+        assert Reading().prints() == {}
+    torch.vmap(lambda row: (seen.append(print_of(row)), row)[1])(torch.ones(2, 3))
+    assert seen == [None]
+
+
 def test_it_is_of_the_bits_when_it_was_read() -> None:
     tensor = torch.zeros(4)
     reading = Reading([("it", tensor)])
