@@ -179,7 +179,8 @@ def test_a_second_backward_while_parameters_are_unused(
 ) -> None:
     module = nn.Linear(1, 1)
     module.unused = nn.Parameter(torch.ones(1))
-    loss = wrapper(module, find_unused_parameters=True)(torch.full((1, 1), rank + 1.0)).sum()
+    ddp = wrapper(module, find_unused_parameters=True)
+    loss = ddp(torch.full((1, 1), rank + 1.0)).sum()
     for _ in range(2):
         loss.backward(retain_graph=True)
     assert module.weight.grad.item() == 1.5 + (1.5 if is_averaged else rank + 1)
