@@ -14,8 +14,10 @@ from typing import NamedTuple
 import tyro
 from rich.console import Console
 
-from .checks import FURTHER, REQUIRED, Fault, join_watched
+from .checks import FURTHER, REQUIRED
+from .comparison import Fault
 from .ranks import RankFailure, Ranks
+from .watched import join_watched
 
 MOST_HANGS = 2
 

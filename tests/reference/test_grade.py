@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.learning.quotes import FOLDER
-from reference import checks
+from reference import checks, comparison
 from reference import grade as grader
 from reference.checks import FURTHER, REQUIRED
 from reference.grade import TRAPS, grade
@@ -94,7 +94,8 @@ def test_every_trap_has_a_chapter_that_exists(place):
 def test_a_class_names_only_traps_that_are_explained():
     traps = {
         node.args[0].value
-        for node in ast.walk(ast.parse(Path(checks.__file__).read_text()))
+        for file in (checks.__file__, comparison.__file__)
+        for node in ast.walk(ast.parse(Path(file).read_text()))
         if isinstance(node, ast.Call)
         and getattr(node.func, "id", "") == "Fault"
         and isinstance(node.args[0], ast.Constant)

@@ -1,0 +1,48 @@
+"""A gloo group that notes which collectives are called."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+COLLECTIVES = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "barrier"),
+    *("reduce_scatter", "_reduce_scatter_base", "gather", "scatter", "alltoall", "alltoall_base", "send", "recv"),
+)
+
+
+class Event(NamedTuple):
+    """A gradient is complete, or a collective begins, which carries `tensors`."""
+
+    kind: str
+    tensors: Sequence[Tensor]
+
+
+def join_watched(rank: int, world_size: int, rendezvous: str) -> None:
+    """Join a gloo group that notes in its `events` which collectives are called, from Python or from C++."""
+
+    def noted(name: str) -> Callable[..., Any]:
+        def call(group: Any, *args: Any, **options: Any) -> Any:
+            group.events.append(Event("message", [t for t in tree_leaves(args[:2]) if isinstance(t, Tensor)]))
+            return getattr(group.inner, name)(*args, **options)
+
+        return call
+
+    def make(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+        methods: dict[str, Any] = {name: noted(name) for name in COLLECTIVES}
+        methods["getBackendName"] = lambda group: "watched"
+        group = type("Watched", (dist.ProcessGroup,), methods)(rank, size)
+        group.inner, group.events = dist.ProcessGroupGloo(store, rank, size, timeout), []
+        return group
+
+    dist.Backend.register_backend("watched", make, devices=["cpu"])
+    dist.init_process_group("watched", init_method=rendezvous, rank=rank, world_size=world_size)
+
+
+def events() -> list[Event]:
+    return dist.group.WORLD.events  # type: ignore[union-attr]
