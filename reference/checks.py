@@ -74,17 +74,29 @@ def normed(seed: int) -> nn.Module:
     return module
 
 
-class Branches(nn.Module):
-    """Calls the named ones of its three layers, in that order; layers are alike, so messages fit each other."""
+def wide() -> nn.Module:
+    """8 layers of 4 MiB: more than a bucket of 25 MiB."""
+    return nn.Sequential(nn.Linear(6, 724), *(nn.Linear(724, 724) for _ in range(8)), nn.Linear(724, 3)).double()
 
-    def __init__(self) -> None:
+
+class Branches(nn.Module):
+    """Calls the named ones of its layers, in that order; layers are alike, so messages fit each other."""
+
+    def __init__(self, names: str = "abc", width: int = 6) -> None:
         super().__init__()
-        self.layers = nn.ModuleDict({name: nn.Linear(6, 6).double() for name in ("a", "b", "c")})
+        self.width = width
+        self.layers = nn.ModuleDict({name: nn.Linear(width, width).double() for name in names})
 
     def forward(self, x: Tensor, order: str) -> Tensor:
+        x = nn.functional.pad(x, (0, self.width - x.shape[1]))
         for name in order:
             x = torch.tanh(self.layers[name](x))
         return x
+
+
+def wide_branches() -> nn.Module:
+    """Two layers, each of which fills a bucket of 25 MiB."""
+    return Branches("ab", width=1820)
 
 
 def shards_of_ranks(seed: int = 1) -> list[Tensor]:
@@ -277,7 +289,9 @@ REQUIRED: dict[str, Check] = {
     "gradients accumulate": accumulates,
     "tied weights": partial(averages, Case(tied, "tied")),
     "frozen parameters": partial(averages, Case(frozen, "frozen")),
+    "several buckets": partial(averages, Case(wide, steps=2)),
     "launch in plan order": partial(averages, Case(Branches, "readiness", orders=(["abc"], ["cba"]))),
+    "large layers in plan order": partial(averages, Case(wide_branches, "readiness", orders=(["ab"], ["ba"]))),
 }
 FURTHER: dict[str, Check] = {
     "no message per parameter": sends_few,
@@ -287,3 +301,5 @@ FURTHER: dict[str, Check] = {
     "the bits of torch's DDP": has_torchs_bits,
     "unused parameters": partial(averages, Case(Branches, "unused", orders=(["ab"], ["abc"]))),
 }
+#: They take memory, and are asked on one number of ranks.
+ONCE = {"several buckets", "large layers in plan order"}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tyro
 from rich.console import Console
 
-from .checks import FURTHER, REQUIRED
+from .checks import FURTHER, ONCE, REQUIRED
 from .comparison import Fault
 from .ranks import RankFailure, Ranks
 from .watched import join_watched
@@ -74,6 +74,8 @@ def grade(spec: str, world_sizes: Sequence[int] = (2, 3, 4), limit_s: float = 20
         verdicts: list[Verdict] = []
         with Ranks(world_size, limit_s, join_watched) as ranks:
             for name, check in (REQUIRED | FURTHER).items():
+                if name in ONCE and world_size != world_sizes[0]:
+                    continue
                 try:
                     faults = [fault for fault in reversed(ranks.run(check, spec)) if fault]  # rank 0 is special
                 except RankFailure as failure:

@@ -40,6 +40,8 @@ WRONG = {
     "DividesTiedTwice": ("tied weights", "tied"),
     "TouchesFrozen": ("frozen parameters", "frozen"),
     "LaunchesWhenReady": ("launch in plan order", "readiness"),
+    "UnpacksTheFirstBucket": ("several buckets", "forgotten"),
+    "LaunchesBucketsWhenReady": ("large layers in plan order", "readiness"),
     "RaisesWhenWrapped": ("replicas start equal", "raised"),
     "Dies": ("it waits for the averages", "died"),
     "Hangs": ("it waits for the averages", "hung"),

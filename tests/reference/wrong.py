@@ -211,3 +211,72 @@ class Hangs(Right):
     def synchronize(self) -> None:
         for param in self.params[: -1 if dist.get_rank() == 0 else None]:
             self.reduce(param)
+
+
+class Buckets(Right):
+    """Of 25 MiB, launched in their order, and unpacked after backward. A wrong one differs by a method."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self.plan = self.planned(self.params[::-1])
+        self.synchronizing = True
+        self.reset()
+        for param in self.params:
+            param.register_post_accumulate_grad_hook(self.on_grad)
+
+    def planned(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        plan: list[list[nn.Parameter]] = [[]]
+        for param in params:
+            if sum(each.nbytes for each in plan[-1]) >= 25 * 2**20:
+                plan.append([])
+            plan[-1].append(param)
+        return plan
+
+    def reset(self) -> None:
+        self.missing = [{*bucket} for bucket in self.plan]
+        self.flights: list[tuple[list[nn.Parameter], Tensor, Any]] = []
+
+    @contextmanager
+    def no_sync(self) -> Any:
+        self.synchronizing = False
+        yield
+        self.synchronizing = True
+
+    def on_grad(self, param: nn.Parameter) -> None:
+        if self.synchronizing:
+            for missing in self.missing:
+                missing.discard(param)
+            self.launch_ready()
+
+    def launch_ready(self) -> None:
+        while len(self.flights) < len(self.plan) and not self.missing[len(self.flights)]:
+            self.launch(self.plan[len(self.flights)])
+
+    def launch(self, bucket: list[nn.Parameter]) -> None:
+        buffer = torch.cat([param.grad.reshape(-1) for param in bucket]) / self.n
+        self.flights.append((bucket, buffer, dist.all_reduce(buffer, async_op=True)))
+
+    def synchronize(self) -> None:
+        for flight in self.flights:
+            self.land(*flight)
+        self.reset()
+
+    def land(self, bucket: list[nn.Parameter], buffer: Tensor, work: Any) -> None:
+        work.wait()
+        for param, part in zip(bucket, buffer.split([param.numel() for param in bucket]), strict=True):
+            param.grad.copy_(part.view_as(param))
+
+
+class UnpacksTheFirstBucket(Buckets):
+    def land(self, bucket: list[nn.Parameter], buffer: Tensor, work: Any) -> None:
+        if bucket is self.plan[0]:
+            super().land(bucket, buffer, work)
+        work.wait()
+
+
+class LaunchesBucketsWhenReady(Buckets):
+    def launch_ready(self) -> None:
+        launched = [bucket for bucket, *_ in self.flights]
+        for bucket, missing in zip(self.plan, self.missing, strict=True):
+            if not missing and not any(bucket is each for each in launched):
+                self.launch(bucket)
