@@ -11,6 +11,7 @@ import runpy
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import oracle
 from .comparison import Fault, compare, first, mean_of
 from .interface import gradient
-from .watched import Event, events
+from .watched import Event, events, is_well_everywhere
 
 
 @cache
@@ -126,13 +127,13 @@ def is_there(rank: int, spec: str) -> Fault | None:
 
 def starts_equal(rank: int, spec: str) -> Fault | None:
     ddp, expected = load(spec)(module := normed(seed=rank)), normed(seed=0)
-    trainable, found = dict(expected.named_parameters()), module.state_dict()
+    trainable, found = dict(expected.named_parameters()), deepcopy(module.state_dict())
+    output = ddp(examples := shards_of_ranks()[0])  # on all ranks, since it may send the buffers
     for name, tensor in expected.state_dict().items():
         if not torch.equal(found[name], tensor):
             kind = "start" if name in trainable else "start buffers"
             return Fault(kind, f"`{name}` on rank {rank}: rank 0 has {first(tensor)}, found {first(found[name])}.")
-    examples = shards_of_ranks()[0]
-    return None if torch.equal(ddp(examples), expected(examples)) else Fault("forward", f"On rank {rank}.")
+    return None if torch.equal(output, expected(examples)) else Fault("forward", f"On rank {rank}.")
 
 
 class Case(NamedTuple):
@@ -142,6 +143,14 @@ class Case(NamedTuple):
     trap: str = ""
     steps: int = 1
     orders: tuple[list[str], list[str]] = ([], [])  # what rank 0 calls `Branches` with, and what the others do
+
+
+def with_cause(case: Case, step: int, fault: Fault, params: set[int]) -> Fault:
+    """`params` are the addresses of the parameters."""
+    sent = [tensor.data_ptr() for event in events() for tensor in event.tensors]
+    if fault.trap == "local" and (not sent or not params.isdisjoint(sent)):
+        fault = fault._replace(trap="parameter" if sent else "silent")
+    return Fault(case.trap or fault.trap, f"In step {step + 1}, {fault.text}")
 
 
 def averages(case: Case, rank: int, spec: str) -> Fault | None:
@@ -160,11 +169,9 @@ def averages(case: Case, rank: int, spec: str) -> Fault | None:
         module.zero_grad()
         events().clear()
         backward(ddp, *calls[rank])
-        if fault := compare(module, of_rank):
-            sent = [tensor.data_ptr() for event in events() for tensor in event.tensors]
-            if fault.trap == "local" and (not sent or not params.isdisjoint(sent)):
-                fault = fault._replace(trap="parameter" if sent else "silent")
-            return Fault(case.trap or fault.trap, f"In step {step + 1}, {fault.text}")
+        fault = compare(module, of_rank)
+        if not is_well_everywhere(fault):
+            return fault and with_cause(case, step, fault, params)
         for param in module.parameters():
             param.data -= 0.1 * param.grad if param.grad is not None else 0.0
     return None

@@ -72,6 +72,7 @@ def grade(spec: str, world_sizes: Sequence[int] = (2, 3, 4), limit_s: float = 20
     """Verdicts as they come: all checks on the first number of ranks, and on the others if gradients are right."""
     for world_size in world_sizes:
         verdicts: list[Verdict] = []
+        hangs = 0
         with Ranks(world_size, limit_s, join_watched) as ranks:
             for name, check in (REQUIRED | FURTHER).items():
                 if name in ONCE and world_size != world_sizes[0]:
@@ -80,20 +81,24 @@ def grade(spec: str, world_sizes: Sequence[int] = (2, 3, 4), limit_s: float = 20
                     faults = [fault for fault in reversed(ranks.run(check, spec)) if fault]  # rank 0 is special
                 except RankFailure as failure:
                     faults = [fault_of(failure)]
+                    hangs += "hung" in failure.reports.values()
                 verdicts.append(Verdict(name, world_size, faults[0] if faults else None))
                 yield verdicts[-1]
-                traps = [verdict.fault.trap for verdict in verdicts if verdict.fault]
-                if traps.count("hung") == MOST_HANGS or not {"unwritten", "unknown"}.isdisjoint(traps):
+                traps = {verdict.fault.trap for verdict in verdicts if verdict.fault}
+                if hangs == MOST_HANGS or not traps.isdisjoint({"unwritten", "unknown"}):
                     return
         if any(verdict.fault and verdict.check in REQUIRED for verdict in verdicts):
             return
 
 
 def fault_of(failure: RankFailure) -> Fault:
-    """What an error, a death or a hang comes from: an error before a death, a death before a hang."""
+    """What it comes from: an error before a death, a death before a fault that a rank found, which before a hang."""
     kinds = ("raised", "died", "hung")
     of_kind = [(kinds.index(what) if what in kinds else 0, rank, what) for rank, what in failure.reports.items()]
     kind, rank, report = min(of_kind)
+    found = [result for result in failure.results.values() if isinstance(result, Fault)]
+    if kinds[kind] == "hung" and found:
+        return found[0]
     last = report.strip().splitlines()[-1]
     trap = "unwritten" if last.startswith("NotImplementedError") else kinds[kind]
     return Fault(trap, f"Rank {rank}: {last}")

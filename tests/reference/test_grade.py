@@ -46,6 +46,11 @@ WRONG = {
     "Dies": ("it waits for the averages", "died"),
     "Hangs": ("it waits for the averages", "hung"),
 }
+#: Each is wrong as one above is, in a way that is harder to tell.
+ALIKE = {
+    "StartsUnequalAndSendsBuffers": WRONG["StartsUnequal"],
+    "RightOnceOnRank1": WRONG["RightOnce"],
+}
 FAST = ["AveragesTheParameter", "AveragesTheIncoming", "LaunchesWhenReady", "Hangs"]
 
 
@@ -58,10 +63,15 @@ def first_fault(name: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in WRONG]
+    "name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in WRONG | ALIKE]
 )
 def test_what_is_wrong_first_is_recognised(name):
-    assert first_fault(name) == WRONG[name]
+    assert first_fault(name) == (WRONG | ALIKE)[name]
+
+
+def test_a_fault_found_on_a_rank_is_told_though_others_hang():
+    *_, verdict = grade(f"{FILE}:Hangs", world_sizes=[2], limit_s=6.0)
+    assert (verdict.check, verdict.fault.trap) == ("gradients are averaged", "forgotten")
 
 
 def test_every_wrong_class_is_told_apart():

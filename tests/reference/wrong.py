@@ -132,6 +132,25 @@ class RightOnce(Right):
             super().synchronize()
 
 
+class StartsUnequalAndSendsBuffers(StartsUnequal):
+    """Before each forward, as torch's does."""
+
+    def forward(self, *args: Any) -> Any:
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, src=0)
+        return super().forward(*args)
+
+
+class RightOnceOnRank1(RightOnce):
+    def synchronize(self) -> None:
+        own = [param.grad.clone() for param in self.params]
+        Right.synchronize(self)
+        self.steps += 1
+        if self.steps > 1 and dist.get_rank() == 1:
+            for param, grad in zip(self.params, own, strict=True):
+                param.grad = grad
+
+
 class AveragesTheIncoming(SendsNothing):
     """Under `no_sync` and not: as the trap of docs/learning does."""
 
