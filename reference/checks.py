@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import oracle
-from .comparison import Fault, compare, first, mean_of
+from .comparison import Fault, compare, first, mean_of, total
 from .interface import gradient
 from .watched import Event, events, is_well_everywhere
 
@@ -67,6 +67,15 @@ def frozen() -> nn.Module:
     module = plain()
     next(module.parameters()).requires_grad_(False)
     return module
+
+
+class TwoDtypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 5).double(), nn.Linear(5, 4), nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x).float()).tanh().double())
 
 
 def normed(seed: int) -> nn.Module:
@@ -192,28 +201,29 @@ def waits(rank: int, spec: str) -> Fault | None:
 
 
 def accumulates(rank: int, spec: str) -> Fault | None:
-    """Two micro-batches, the first under `no_sync` if the class has it."""
+    """Three micro-batches, each but the last under `no_sync` if the class has it."""
     ddp, n = load(spec)(module := plain()), dist.get_world_size()
-    one, two = gradients_of_ranks(plain(), seed=1), gradients_of_ranks(plain(), seed=2)
-    with no_sync(ddp):
-        loss_of(ddp, shards_of_ranks(seed=1)[rank]).backward()
-        if not hasattr(ddp, "no_sync"):
-            synchronize(ddp)
+    batches = [gradients_of_ranks(plain(), seed) for seed in range(3)]
+    for seed in (0, 1):
+        with no_sync(ddp):
+            loss_of(ddp, shards_of_ranks(seed)[rank]).backward()
+            if not hasattr(ddp, "no_sync"):
+                synchronize(ddp)
     backward(ddp, shards_of_ranks(seed=2)[rank])
-    mean_1, mean_2 = mean_of(one), mean_of(two)
+    own, means = [of_rank[rank] for of_rank in batches], [mean_of(of_rank) for of_rank in batches]
     mistakes = {
-        "incoming": {name: one[rank][name] + mean_2[name] for name in mean_1},
-        "last only": mean_2,
-        "every sum": {name: n * mean_1[name] + mean_2[name] for name in mean_1},
-        "in flight": {name: mean_1[name] + two[rank][name] for name in mean_1},
+        "incoming": total(own[0], own[1], means[2]),
+        "last only": means[2],
+        "first lost": total(means[1], means[2]),
+        "every sum": {name: n * (n * means[0][name] + means[1][name]) + means[2][name] for name in means[0]},
+        "in flight": total(means[0], means[1], own[2]),
     }
-    both = [{name: a[name] + b[name] for name in a} for a, b in zip(one, two, strict=True)]
     parts = {
-        f"rank {number}'s micro-batch {batch}": of_rank[number]
+        f"rank {number}'s micro-batch {batch}": grads
         for number in range(n)
-        for batch, of_rank in enumerate((one, two), 1)
+        for batch, grads in enumerate((of_rank[number] for of_rank in batches), 1)
     }
-    return compare(module, both, mistakes, parts)
+    return compare(module, [total(*of_batch) for of_batch in zip(*batches, strict=True)], mistakes, parts)
 
 
 def keeps_buffers(rank: int, spec: str) -> Fault | None:
@@ -266,8 +276,9 @@ def sends_nothing_under_no_sync(rank: int, spec: str) -> Fault | None:
     if not hasattr(ddp, "no_sync"):
         return Fault("no_sync", "The class has no `no_sync()`.")
     events().clear()
-    with no_sync(ddp):
-        loss_of(ddp, shards_of_ranks()[0]).backward()
+    for _ in range(2):
+        with no_sync(ddp):
+            loss_of(ddp, shards_of_ranks()[0]).backward()
     sent = len(events())
     return Fault("no_sync", f"{sent} messages under `no_sync()`.") if sent else None
 
@@ -296,6 +307,7 @@ REQUIRED: dict[str, Check] = {
     "gradients accumulate": accumulates,
     "tied weights": partial(averages, Case(tied, "tied")),
     "frozen parameters": partial(averages, Case(frozen, "frozen")),
+    "two dtypes": partial(averages, Case(TwoDtypes)),
     "several buckets": partial(averages, Case(wide, steps=2)),
     "launch in plan order": partial(averages, Case(Branches, "readiness", orders=(["abc"], ["cba"]))),
     "large layers in plan order": partial(averages, Case(wide_branches, "readiness", orders=(["ab"], ["ba"]))),
@@ -306,7 +318,7 @@ FURTHER: dict[str, Check] = {
     "no_sync sends nothing": sends_nothing_under_no_sync,
     "buffers stay equal": keeps_buffers,
     "the bits of torch's DDP": has_torchs_bits,
-    "unused parameters": partial(averages, Case(Branches, "unused", orders=(["ab"], ["abc"]))),
+    "unused parameters": partial(averages, Case(Branches, "unused", steps=3, orders=(["ab"], ["abc"]))),
 }
 #: They take memory, and are asked on one number of ranks.
 ONCE = {"several buckets", "large layers in plan order"}

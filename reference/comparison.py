@@ -23,6 +23,10 @@ def mean_of(of_rank: list[oracle.Gradients]) -> oracle.Gradients:
     return {name: oracle.mean([grads[name] for grads in of_rank]) for name in of_rank[0]}
 
 
+def total(*grads: oracle.Gradients) -> oracle.Gradients:
+    return {name: torch.stack([each[name] for each in grads]).sum(0) for name in grads[0]}
+
+
 def compare(
     module: nn.Module,
     of_rank: list[oracle.Gradients],
@@ -76,7 +80,10 @@ def measured(grad: Tensor, parts: Mapping[str, Tensor]) -> str:
 
 def differs(found: Tensor | None, expected: Tensor) -> bool:
     """By more than rounding; NaN differs."""
-    return found is None or not float((found - expected).abs().max()) <= 1e-12 * (1 + float(expected.abs().max()))
+    rounding = 1e-12 if expected.dtype == torch.float64 else 1e-6
+    return found is None or not float((found - expected).abs().max()) <= rounding * (
+        1 + float(expected.abs().max())
+    )
 
 
 def first(tensor: Tensor) -> str:

@@ -39,9 +39,10 @@ TRAPS = {
     "unwaited": ("It reads `.grad` before the all-reduce is complete. Wait for every work.", "traps 4"),
     "later": ("The first step is right: some state of it is left.", "traps 8"),
     "incoming": ("Only what the last backward added was averaged. Average the whole of `.grad`.", "traps 2"),
-    "last only": ("The first micro-batch is lost.", "traps 2"),
-    "every sum": ("The first micro-batch counts once for each rank: sums were summed again.", "traps 8"),
-    "in flight": ("The second micro-batch was never averaged.", "traps 2"),
+    "last only": ("The micro-batches before the last are lost.", "traps 2"),
+    "first lost": ("The first micro-batch is lost.", "traps 2"),
+    "every sum": ("Earlier micro-batches count once for each rank: sums were summed again.", "traps 8"),
+    "in flight": ("The last micro-batch was never averaged.", "traps 2"),
     "tied": ("A weight under two names is one parameter: count and divide it once.", "traps 8"),
     "frozen": ("A frozen parameter takes no part.", "traps 8"),
     "readiness": ("Ranks ran their layers in different orders. Launch in the order of a plan.", "traps 3"),
@@ -92,7 +93,7 @@ def grade(spec: str, world_sizes: Sequence[int] = (2, 3, 4), limit_s: float = 20
 
 
 def fault_of(failure: RankFailure) -> Fault:
-    """What it comes from: an error before a death, a death before a fault that a rank found, which before a hang."""
+    """What it comes from: an error before a death, then a fault that a rank has found, then a hang."""
     kinds = ("raised", "died", "hung")
     of_kind = [(kinds.index(what) if what in kinds else 0, rank, what) for rank, what in failure.reports.items()]
     kind, rank, report = min(of_kind)

@@ -19,7 +19,7 @@ START_LIMIT_S = 120.0  # for importing torch, and meeting the others
 
 
 class RankFailure(RuntimeError):
-    """Not every rank returned a result, as those in `results` did. `reports[rank]` is a traceback, `died` or `hung`."""
+    """Only the ranks in `results` returned. For the others, `reports[rank]` is a traceback, `died` or `hung`."""
 
     def __init__(self, reports: dict[int, str], results: dict[int, Any]):
         self.reports, self.results = reports, results

@@ -36,10 +36,12 @@ WRONG = {
     "RightOnce": ("later steps, too", "later"),
     "AveragesTheIncoming": ("gradients accumulate", "incoming"),
     "ForgetsTheFirstMicroBatch": ("gradients accumulate", "last only"),
+    "ForgetsAllButTwoMicroBatches": ("gradients accumulate", "first lost"),
     "SumsEveryMicroBatch": ("gradients accumulate", "every sum"),
     "DividesTiedTwice": ("tied weights", "tied"),
     "TouchesFrozen": ("frozen parameters", "frozen"),
     "LaunchesWhenReady": ("launch in plan order", "readiness"),
+    "MisplacesTheSecondDtype": ("two dtypes", "other"),
     "UnpacksTheFirstBucket": ("several buckets", "forgotten"),
     "LaunchesBucketsWhenReady": ("large layers in plan order", "readiness"),
     "RaisesWhenWrapped": ("replicas start equal", "raised"),
@@ -94,6 +96,18 @@ def test_a_rung_has_right_gradients_and_lacks_what_it_lacks(rung, lacks):
     assert verdicts.keys() == {*REQUIRED, *FURTHER}
     assert {v.fault.trap for v in verdicts.values() if v.fault} == lacks
     assert "No gradient for `layers.c.weight`" in verdicts["unused parameters"].fault.text
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [
+        ("SendsStaleWhereUnused", {"unused", "messages", "overlap", "buffers"}),
+        ("SendsUnderTheSecondNoSync", {"raised", "messages", "overlap", "no_sync", "buffers"}),
+    ],
+)
+def test_right_gradients_that_still_lack_something(name, lacks):
+    verdicts = [*grade(f"{FILE}:{name}", world_sizes=[2], limit_s=LIMIT_S)]
+    assert {v.fault.trap for v in verdicts if v.fault} == lacks
 
 
 @pytest.mark.parametrize("place", sorted({place for _, place in TRAPS.values()}))
@@ -152,7 +166,10 @@ def test_the_command_explains_the_first_fault_and_its_exit_status_is_of_the_grad
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("AveragesTheIncoming", "Measured, it is {own} x rank 0's micro-batch 1 + 0.5 x rank 0's micro-batch 2"),
+        (
+            "AveragesTheIncoming",
+            "Measured, it is {own} x rank 0's micro-batch 1 + {own} x rank 0's micro-batch 2 + 0.5",
+        ),
         pytest.param("Sums", "it is 1 x rank 0's gradient + 1 x rank 1's gradient.", marks=pytest.mark.slow),
         pytest.param("DividesTwice", "it is 0.25 x rank 0's gradient + 0.25 x rank 1's", marks=pytest.mark.slow),
     ],

@@ -181,6 +181,14 @@ class ForgetsTheFirstMicroBatch(Right):
             param.grad = None
 
 
+class ForgetsAllButTwoMicroBatches(Right):
+    @contextmanager
+    def no_sync(self) -> Any:
+        for param in self.params:
+            param.grad = None
+        yield
+
+
 class SumsEveryMicroBatch(Right):
     @contextmanager
     def no_sync(self) -> Any:
@@ -299,3 +307,40 @@ class LaunchesBucketsWhenReady(Buckets):
         for bucket, missing in zip(self.plan, self.missing, strict=True):
             if not missing and not any(bucket is each for each in launched):
                 self.launch(bucket)
+
+
+class MisplacesTheSecondDtype(Buckets):
+    def land(self, bucket: list[nn.Parameter], buffer: Tensor, work: Any) -> None:
+        super().land(bucket, buffer, work)
+        start = 0
+        for param in bucket:
+            if param.dtype != bucket[0].dtype:
+                param.grad.copy_(buffer[start - 1 :][: param.numel()].view_as(param))
+            start += param.numel()
+
+
+class SendsStaleWhereUnused(Right):
+    """A parameter that is unused on this rank sends what is left in its buffer."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self.buffer_of = {param: torch.zeros_like(param) for param in self.params}
+
+    def reduce(self, param: nn.Parameter) -> None:
+        buffer = self.buffer_of[param]
+        if param.grad is not None:
+            buffer.copy_(param.grad)
+        dist.all_reduce(buffer)
+        buffer /= self.n
+        param.grad = buffer.clone()
+
+
+class SendsUnderTheSecondNoSync(Right):
+    times = 0
+
+    @contextmanager
+    def no_sync(self) -> Any:
+        yield
+        self.times += 1
+        if self.times % 2 == 0:
+            self.synchronize()
