@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import runpy
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
@@ -23,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import oracle
 from .comparison import Fault, compare, first, mean_of, total
 from .interface import gradient
-from .watched import Event, events, is_well_everywhere
+from .watched import Event, delays, events, is_well_everywhere
 
 
 @cache
@@ -146,7 +145,7 @@ def starts_equal(rank: int, spec: str) -> Fault | None:
 
 
 class Case(NamedTuple):
-    """What `averages` runs. If there is only one thing that can be wrong, it is `trap`."""
+    """What `averages` runs. What is wrong is probably `trap`, unless a gradient was left out."""
 
     module_of: Callable[[], nn.Module]
     trap: str = ""
@@ -159,7 +158,10 @@ def with_cause(case: Case, step: int, fault: Fault, params: set[int]) -> Fault:
     sent = [tensor.data_ptr() for event in events() for tensor in event.tensors]
     if fault.trap == "local" and (not sent or not params.isdisjoint(sent)):
         fault = fault._replace(trap="parameter" if sent else "silent")
-    return Fault(case.trap or fault.trap, f"In step {step + 1}, {fault.text}")
+    left_out = fault.trap in ("forgotten", "none") and case.trap != "unused"
+    if case.trap and not left_out and (step or case.trap != "later"):
+        fault = fault._replace(trap=case.trap)
+    return fault._replace(text=f"In step {step + 1}, {fault.text}")
 
 
 def averages(case: Case, rank: int, spec: str) -> Fault | None:
@@ -187,16 +189,20 @@ def averages(case: Case, rank: int, spec: str) -> Fault | None:
 
 
 def waits(rank: int, spec: str) -> Fault | None:
-    """Rank 1 begins half a second after the others. Has rank 0 the mean only some time after its backward?"""
-    ddp, expected = load(spec)(module := plain()), gradients_of_ranks(plain())
-    dist.barrier()
-    time.sleep(0.5 if rank == 1 else 0.0)
-    backward(ddp, shards_of_ranks()[rank])
-    if rank == 0 and compare(module, expected):
-        for _ in range(50):
-            time.sleep(0.1)
-            if compare(module, expected) is None:
-                return Fault("unwaited", "Rank 0 ended its backward before rank 1 began; the mean came later.")
+    """Is rank 0 wrong if each message of rank 1 is late, and right if each is complete before rank 0 goes on?"""
+
+    def is_right(before: float, after: float) -> bool:
+        ddp, expected = load(spec)(module := plain()), gradients_of_ranks(plain())
+        dist.barrier()
+        with delays(before * (rank == 1), after * (rank == 0)):
+            backward(ddp, shards_of_ranks()[rank])
+        return compare(module, expected) is None
+
+    if is_well_everywhere(not is_right(before=0.2, after=0.0) and rank == 0):
+        return None
+    is_well_everywhere(None)  # A rank that still hangs would take the next messages for its own.
+    if is_right(before=0.0, after=0.2) and rank == 0:
+        return Fault("unwaited", "Rank 0 is right only if each message is complete at once.")
     return None
 
 

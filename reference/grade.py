@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tyro
 from rich.console import Console
 
-from .checks import FURTHER, ONCE, REQUIRED
+from .checks import FURTHER, ONCE, REQUIRED, has_torchs_bits
 from .comparison import Fault
 from .ranks import RankFailure, Ranks
 from .watched import join_watched
@@ -76,12 +76,13 @@ def grade(spec: str, world_sizes: Sequence[int] = (2, 3, 4), limit_s: float = 20
         hangs = 0
         with Ranks(world_size, limit_s, join_watched) as ranks:
             for name, check in (REQUIRED | FURTHER).items():
-                if name in ONCE and world_size != world_sizes[0]:
+                wrong = any(verdict.fault and verdict.check in REQUIRED for verdict in verdicts)
+                if (name in ONCE and world_size != world_sizes[0]) or (check is has_torchs_bits and wrong):
                     continue
                 try:
                     faults = [fault for fault in reversed(ranks.run(check, spec)) if fault]  # rank 0 is special
                 except RankFailure as failure:
-                    faults = [fault_of(failure)]
+                    faults = [fault_of(failure, name)]
                     hangs += "hung" in failure.reports.values()
                 verdicts.append(Verdict(name, world_size, faults[0] if faults else None))
                 yield verdicts[-1]
@@ -92,9 +93,11 @@ def grade(spec: str, world_sizes: Sequence[int] = (2, 3, 4), limit_s: float = 20
             return
 
 
-def fault_of(failure: RankFailure) -> Fault:
+def fault_of(failure: RankFailure, check: str = "") -> Fault:
     """What it comes from: an error before a death, then a fault that a rank has found, then a hang."""
     kinds = ("raised", "died", "hung")
+    if "plan order" in check and "died" in failure.reports.values():
+        return Fault("readiness", "A rank's process ended, as it does when messages of different sizes meet.")
     of_kind = [(kinds.index(what) if what in kinds else 0, rank, what) for rank, what in failure.reports.items()]
     kind, rank, report = min(of_kind)
     found = [result for result in failure.results.values() if isinstance(result, Fault)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -29,7 +31,10 @@ def join_watched(rank: int, world_size: int, rendezvous: str) -> None:
     def noted(name: str) -> Callable[..., Any]:
         def call(group: Any, *args: Any, **options: Any) -> Any:
             group.events.append(Event("message", [t for t in tree_leaves(args[:2]) if isinstance(t, Tensor)]))
-            return getattr(group.inner, name)(*args, **options)
+            time.sleep(group.delays[0])
+            work = getattr(group.inner, name)(*args, **options)
+            time.sleep(group.delays[1])
+            return work
 
         return call
 
@@ -38,7 +43,7 @@ def join_watched(rank: int, world_size: int, rendezvous: str) -> None:
         methods["getBackendName"] = lambda group: "watched"
         group = type("Watched", (dist.ProcessGroup,), methods)(rank, size)
         group.inner, group.events = dist.ProcessGroupGloo(store, rank, size, timeout), []
-        group.store, group.questions = store, 0
+        group.store, group.questions, group.delays = store, 0, (0.0, 0.0)
         return group
 
     dist.Backend.register_backend("watched", make, devices=["cpu"])
@@ -59,3 +64,12 @@ def is_well_everywhere(fault: Any) -> bool:
     group.store.set(f"{group.questions} {dist.get_rank()}", "no" if fault else "yes")
     answers = (group.store.get(f"{group.questions} {rank}") for rank in range(dist.get_world_size()))
     return not fault and all(answer == b"yes" for answer in answers)
+
+
+@contextmanager
+def delays(before: float, after: float) -> Iterator[None]:
+    """Each message of this rank begins that many seconds late, and its caller goes on that many after."""
+    group: Any = dist.group.WORLD
+    group.delays = before, after
+    yield
+    group.delays = 0.0, 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -344,3 +345,29 @@ class SendsUnderTheSecondNoSync(Right):
         self.times += 1
         if self.times % 2 == 0:
             self.synchronize()
+
+
+class Pairs(Buckets):
+    """A bucket holds two parameters."""
+
+    def planned(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        return [params[start : start + 2] for start in range(0, len(params), 2)]
+
+
+class LeavesOutTheRemainder(Pairs):
+    def planned(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        return [bucket for bucket in super().planned(params) if len(bucket) == 2]
+
+
+class WaitsForAllButOne(Pairs):
+    def land(self, bucket: list[nn.Parameter], buffer: Tensor, work: Any) -> None:
+        if bucket is self.plan[-1]:
+            work = SimpleNamespace(wait=lambda: None)
+        super().land(bucket, buffer, work)
+
+
+class LaunchesUnlikeBucketsWhenReady(LaunchesBucketsWhenReady):
+    """A process ends where messages of different sizes meet."""
+
+    def planned(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        return [bucket for bucket in (params[:3], params[3:]) if bucket]
