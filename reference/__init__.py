@@ -20,7 +20,8 @@ Read in this order:
 
 `python -m reference` runs all rungs side by side and compares them with the oracle (`ladder.py`).
 `python -m reference.exercises DIR` writes them without their bodies; `python -m reference.grade FILE:CLASS` grades
-your own class (`checks.py` asks, `ranks.py` runs it and notices a hang). docs/learning/ladder.md has pictures.
+your own class (`checks.py` asks, `comparison.py` names what is wrong, `ranks.py` notices a hang).
+docs/learning/ladder.md has pictures.
 
 Nothing here imports minddp and nothing there imports this, so that each can be the test of the other.
 """

@@ -1,18 +1,16 @@
 """What the grader asks of a class, and how it recognises what is wrong. Each check is the body of a rank.
 
 A check wraps a module with the class, runs backward on this rank's shard, ends the synchronisation, and returns a
-`Fault` or nothing. Gradients are compared with the oracle's. One that differs is compared with what well-known
-mistakes would have made of it.
+`Fault` or nothing. Gradients are compared with the oracle's (`comparison.py`).
 """
 
 from __future__ import annotations
 
-import datetime
 import importlib
 import runpy
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -20,54 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
 from . import oracle
+from .comparison import Fault, compare, first, mean_of, total
 from .interface import gradient
-
-COLLECTIVES = (
-    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "barrier"),
-    *("reduce_scatter", "_reduce_scatter_base", "gather", "scatter", "alltoall", "alltoall_base", "send", "recv"),
-)
-
-
-class Fault(NamedTuple):
-    """`trap` is a key of `grade.TRAPS`; `text` says what was expected and found."""
-
-    trap: str
-    text: str
-
-
-class Event(NamedTuple):
-    """A gradient is complete, or a collective begins, which carries `tensors`."""
-
-    kind: str
-    tensors: Sequence[Tensor]
-
-
-def join_watched(rank: int, world_size: int, rendezvous: str) -> None:
-    """Join a gloo group that notes in its `events` which collectives are called, from Python or from C++."""
-
-    def noted(name: str) -> Callable[..., Any]:
-        def call(group: Any, *args: Any, **options: Any) -> Any:
-            group.events.append(Event("message", [t for t in tree_leaves(args[:2]) if isinstance(t, Tensor)]))
-            return getattr(group.inner, name)(*args, **options)
-
-        return call
-
-    def make(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
-        methods: dict[str, Any] = {name: noted(name) for name in COLLECTIVES}
-        methods["getBackendName"] = lambda group: "watched"
-        group = type("Watched", (dist.ProcessGroup,), methods)(rank, size)
-        group.inner, group.events = dist.ProcessGroupGloo(store, rank, size, timeout), []
-        return group
-
-    dist.Backend.register_backend("watched", make, devices=["cpu"])
-    dist.init_process_group("watched", init_method=rendezvous, rank=rank, world_size=world_size)
-
-
-def events() -> list[Event]:
-    return dist.group.WORLD.events  # type: ignore[union-attr]
+from .watched import Event, delays, events, is_well_everywhere
 
 
 @cache
@@ -113,23 +68,44 @@ def frozen() -> nn.Module:
     return module
 
 
+class TwoDtypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 5).double(), nn.Linear(5, 4), nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x).float()).tanh().double())
+
+
 def normed(seed: int) -> nn.Module:
     module = nn.Sequential(plain(seed), nn.BatchNorm1d(3).double())
     dict(module.named_buffers())["1.running_mean"].normal_()
     return module
 
 
-class Branches(nn.Module):
-    """Calls the named ones of its three layers, in that order; layers are alike, so messages fit each other."""
+def wide() -> nn.Module:
+    """8 layers of 4 MiB: more than a bucket of 25 MiB."""
+    return nn.Sequential(nn.Linear(6, 724), *(nn.Linear(724, 724) for _ in range(8)), nn.Linear(724, 3)).double()
 
-    def __init__(self) -> None:
+
+class Branches(nn.Module):
+    """Calls the named ones of its layers, in that order; layers are alike, so messages fit each other."""
+
+    def __init__(self, names: str = "abc", width: int = 6) -> None:
         super().__init__()
-        self.layers = nn.ModuleDict({name: nn.Linear(6, 6).double() for name in ("a", "b", "c")})
+        self.width = width
+        self.layers = nn.ModuleDict({name: nn.Linear(width, width).double() for name in names})
 
     def forward(self, x: Tensor, order: str) -> Tensor:
+        x = nn.functional.pad(x, (0, self.width - x.shape[1]))
         for name in order:
             x = torch.tanh(self.layers[name](x))
         return x
+
+
+def wide_branches() -> nn.Module:
+    """Two layers, each of which fills a bucket of 25 MiB."""
+    return Branches("ab", width=1820)
 
 
 def shards_of_ranks(seed: int = 1) -> list[Tensor]:
@@ -146,70 +122,6 @@ def gradients_of_ranks(module: nn.Module, seed: int = 1) -> list[oracle.Gradient
     return [oracle.gradients(module, shard, loss_of) for shard in shards_of_ranks(seed)]
 
 
-def mean_of(of_rank: list[oracle.Gradients]) -> oracle.Gradients:
-    return {name: oracle.mean([grads[name] for grads in of_rank]) for name in of_rank[0]}
-
-
-def compare(
-    module: nn.Module,
-    of_rank: list[oracle.Gradients],
-    mistakes: Mapping[str, oracle.Gradients] | None = None,
-    parts: Mapping[str, oracle.Gradients] | None = None,
-) -> Fault | None:
-    """The first gradient of `module` that is not the mean of `of_rank`: which of the `mistakes` made it?
-
-    `parts`, by default those of the ranks, are the gradients by which the text says what it is instead.
-    """
-    rank, n, expected = dist.get_rank(), len(of_rank), mean_of(of_rank)
-    found = {name: param.grad for name, param in module.named_parameters()}
-    usual = {"local": of_rank[rank], "rank 0's": of_rank[0]} | dict(mistakes or {})
-    for name in found.keys() - expected.keys():
-        if found[name] is not None:
-            return Fault("frozen", f"`{name}` on rank {rank} is frozen and has a gradient.")
-    wrong = [name for name in expected if differs(found[name], expected[name])]
-    if not wrong:
-        return None
-    name, mean, grad = wrong[0], expected[wrong[0]], found[wrong[0]]
-    if grad is None:
-        return Fault("none", f"`{name}` has no gradient on rank {rank}.")
-    trap = next((trap for trap, grads in usual.items() if not differs(grad, grads[name])), None)
-    ratio = float((grad * mean).sum() / mean.square().sum())
-    if trap is None and not differs(grad, ratio * mean):
-        trap = "summed" if abs(ratio - n) < 1e-6 else "divided twice" if abs(ratio * n - 1) < 1e-6 else "scaled"
-    if trap is None and float((grad - mean).abs().max()) < 0.02 * float(mean.abs().max()):
-        trap = "rounded"
-    if trap == "local" and len(wrong) < len(expected):
-        trap = "forgotten"
-    values = f"expected {first(mean)}, found {first(grad)}"
-    parts = parts or {f"rank {number}'s gradient": grads for number, grads in enumerate(of_rank)}
-    instead = measured(grad, {part: grads[name] for part, grads in parts.items()})
-    return Fault(trap or "other", f"`{name}` on rank {rank} of {n}: {values} (the first element). {instead}")
-
-
-def measured(grad: Tensor, parts: Mapping[str, Tensor]) -> str:
-    """By least squares: how much of each part is in `grad`. `minddp audit` measures it in any training script."""
-    columns = torch.stack([part.reshape(-1) for part in parts.values()], 1)
-    if torch.linalg.matrix_rank(columns) < len(parts):
-        return "How much each part counts cannot be told, since their gradients depend on each other."
-    weights = torch.linalg.lstsq(columns, grad.reshape(-1, 1)).solution[:, 0]
-    rest = float((grad.reshape(-1) - columns @ weights).norm() / grad.norm()) if grad.any() else 0.0
-    terms = [
-        f"{weight:.3g} x {part}"
-        for weight, part in zip((weights.round(decimals=6) + 0.0).tolist(), parts, strict=True)
-    ]
-    others = f"; {rest:.0%} of it is something else" if rest > 0.005 else ""
-    return f"Measured, it is {' + '.join(terms)}{others}."
-
-
-def differs(found: Tensor | None, expected: Tensor) -> bool:
-    """By more than rounding; NaN differs."""
-    return found is None or not float((found - expected).abs().max()) <= 1e-12 * (1 + float(expected.abs().max()))
-
-
-def first(tensor: Tensor) -> str:
-    return f"{tensor.reshape(-1)[0].item():.6g}"
-
-
 # --- the checks ---
 
 
@@ -223,22 +135,33 @@ def is_there(rank: int, spec: str) -> Fault | None:
 
 def starts_equal(rank: int, spec: str) -> Fault | None:
     ddp, expected = load(spec)(module := normed(seed=rank)), normed(seed=0)
-    trainable, found = dict(expected.named_parameters()), module.state_dict()
+    trainable, found = dict(expected.named_parameters()), deepcopy(module.state_dict())
+    output = ddp(examples := shards_of_ranks()[0])  # on all ranks, since it may send the buffers
     for name, tensor in expected.state_dict().items():
         if not torch.equal(found[name], tensor):
             kind = "start" if name in trainable else "start buffers"
             return Fault(kind, f"`{name}` on rank {rank}: rank 0 has {first(tensor)}, found {first(found[name])}.")
-    examples = shards_of_ranks()[0]
-    return None if torch.equal(ddp(examples), expected(examples)) else Fault("forward", f"On rank {rank}.")
+    return None if torch.equal(output, expected(examples)) else Fault("forward", f"On rank {rank}.")
 
 
 class Case(NamedTuple):
-    """What `averages` runs. If there is only one thing that can be wrong, it is `trap`."""
+    """What `averages` runs. What is wrong is probably `trap`, unless a gradient was left out."""
 
     module_of: Callable[[], nn.Module]
     trap: str = ""
     steps: int = 1
     orders: tuple[list[str], list[str]] = ([], [])  # what rank 0 calls `Branches` with, and what the others do
+
+
+def with_cause(case: Case, step: int, fault: Fault, params: set[int]) -> Fault:
+    """`params` are the addresses of the parameters."""
+    sent = [tensor.data_ptr() for event in events() for tensor in event.tensors]
+    if fault.trap == "local" and (not sent or not params.isdisjoint(sent)):
+        fault = fault._replace(trap="parameter" if sent else "silent")
+    left_out = fault.trap in ("forgotten", "none") and case.trap != "unused"
+    if case.trap and not left_out and (step or case.trap != "later"):
+        fault = fault._replace(trap=case.trap)
+    return fault._replace(text=f"In step {step + 1}, {fault.text}")
 
 
 def averages(case: Case, rank: int, spec: str) -> Fault | None:
@@ -257,53 +180,56 @@ def averages(case: Case, rank: int, spec: str) -> Fault | None:
         module.zero_grad()
         events().clear()
         backward(ddp, *calls[rank])
-        if fault := compare(module, of_rank):
-            sent = [tensor.data_ptr() for event in events() for tensor in event.tensors]
-            if fault.trap == "local" and (not sent or not params.isdisjoint(sent)):
-                fault = fault._replace(trap="parameter" if sent else "silent")
-            return Fault(case.trap or fault.trap, f"In step {step + 1}, {fault.text}")
+        fault = compare(module, of_rank)
+        if not is_well_everywhere(fault):
+            return fault and with_cause(case, step, fault, params)
         for param in module.parameters():
             param.data -= 0.1 * param.grad if param.grad is not None else 0.0
     return None
 
 
 def waits(rank: int, spec: str) -> Fault | None:
-    """Rank 1 begins half a second after the others. Has rank 0 the mean only some time after its backward?"""
-    ddp, expected = load(spec)(module := plain()), gradients_of_ranks(plain())
-    dist.barrier()
-    time.sleep(0.5 if rank == 1 else 0.0)
-    backward(ddp, shards_of_ranks()[rank])
-    if rank == 0 and compare(module, expected):
-        for _ in range(50):
-            time.sleep(0.1)
-            if compare(module, expected) is None:
-                return Fault("unwaited", "Rank 0 ended its backward before rank 1 began; the mean came later.")
+    """Is rank 0 wrong if each message of rank 1 is late, and right if each is complete before rank 0 goes on?"""
+
+    def is_right(before: float, after: float) -> bool:
+        ddp, expected = load(spec)(module := plain()), gradients_of_ranks(plain())
+        dist.barrier()
+        with delays(before * (rank == 1), after * (rank == 0)):
+            backward(ddp, shards_of_ranks()[rank])
+        return compare(module, expected) is None
+
+    if is_well_everywhere(not is_right(before=0.2, after=0.0) and rank == 0):
+        return None
+    is_well_everywhere(None)  # A rank that still hangs would take the next messages for its own.
+    if is_right(before=0.0, after=0.2) and rank == 0:
+        return Fault("unwaited", "Rank 0 is right only if each message is complete at once.")
     return None
 
 
 def accumulates(rank: int, spec: str) -> Fault | None:
-    """Two micro-batches, the first under `no_sync` if the class has it."""
+    """Three micro-batches, each but the last under `no_sync` if the class has it."""
     ddp, n = load(spec)(module := plain()), dist.get_world_size()
-    one, two = gradients_of_ranks(plain(), seed=1), gradients_of_ranks(plain(), seed=2)
-    with no_sync(ddp):
-        loss_of(ddp, shards_of_ranks(seed=1)[rank]).backward()
-        if not hasattr(ddp, "no_sync"):
-            synchronize(ddp)
+    batches = [gradients_of_ranks(plain(), seed) for seed in range(3)]
+    for seed in (0, 1):
+        with no_sync(ddp):
+            loss_of(ddp, shards_of_ranks(seed)[rank]).backward()
+            if not hasattr(ddp, "no_sync"):
+                synchronize(ddp)
     backward(ddp, shards_of_ranks(seed=2)[rank])
-    mean_1, mean_2 = mean_of(one), mean_of(two)
+    own, means = [of_rank[rank] for of_rank in batches], [mean_of(of_rank) for of_rank in batches]
     mistakes = {
-        "incoming": {name: one[rank][name] + mean_2[name] for name in mean_1},
-        "last only": mean_2,
-        "every sum": {name: n * mean_1[name] + mean_2[name] for name in mean_1},
-        "in flight": {name: mean_1[name] + two[rank][name] for name in mean_1},
+        "incoming": total(own[0], own[1], means[2]),
+        "last only": means[2],
+        "first lost": total(means[1], means[2]),
+        "every sum": {name: n * (n * means[0][name] + means[1][name]) + means[2][name] for name in means[0]},
+        "in flight": total(means[0], means[1], own[2]),
     }
-    both = [{name: a[name] + b[name] for name in a} for a, b in zip(one, two, strict=True)]
     parts = {
-        f"rank {number}'s micro-batch {batch}": of_rank[number]
+        f"rank {number}'s micro-batch {batch}": grads
         for number in range(n)
-        for batch, of_rank in enumerate((one, two), 1)
+        for batch, grads in enumerate((of_rank[number] for of_rank in batches), 1)
     }
-    return compare(module, both, mistakes, parts)
+    return compare(module, [total(*of_batch) for of_batch in zip(*batches, strict=True)], mistakes, parts)
 
 
 def keeps_buffers(rank: int, spec: str) -> Fault | None:
@@ -356,8 +282,9 @@ def sends_nothing_under_no_sync(rank: int, spec: str) -> Fault | None:
     if not hasattr(ddp, "no_sync"):
         return Fault("no_sync", "The class has no `no_sync()`.")
     events().clear()
-    with no_sync(ddp):
-        loss_of(ddp, shards_of_ranks()[0]).backward()
+    for _ in range(2):
+        with no_sync(ddp):
+            loss_of(ddp, shards_of_ranks()[0]).backward()
     sent = len(events())
     return Fault("no_sync", f"{sent} messages under `no_sync()`.") if sent else None
 
@@ -386,7 +313,10 @@ REQUIRED: dict[str, Check] = {
     "gradients accumulate": accumulates,
     "tied weights": partial(averages, Case(tied, "tied")),
     "frozen parameters": partial(averages, Case(frozen, "frozen")),
+    "two dtypes": partial(averages, Case(TwoDtypes)),
+    "several buckets": partial(averages, Case(wide, steps=2)),
     "launch in plan order": partial(averages, Case(Branches, "readiness", orders=(["abc"], ["cba"]))),
+    "large layers in plan order": partial(averages, Case(wide_branches, "readiness", orders=(["ab"], ["ba"]))),
 }
 FURTHER: dict[str, Check] = {
     "no message per parameter": sends_few,
@@ -394,5 +324,7 @@ FURTHER: dict[str, Check] = {
     "no_sync sends nothing": sends_nothing_under_no_sync,
     "buffers stay equal": keeps_buffers,
     "the bits of torch's DDP": has_torchs_bits,
-    "unused parameters": partial(averages, Case(Branches, "unused", orders=(["ab"], ["abc"]))),
+    "unused parameters": partial(averages, Case(Branches, "unused", steps=3, orders=(["ab"], ["abc"]))),
 }
+#: They take memory, and are asked on one number of ranks.
+ONCE = {"several buckets", "large layers in plan order"}

@@ -14,8 +14,10 @@ from typing import NamedTuple
 import tyro
 from rich.console import Console
 
-from .checks import FURTHER, REQUIRED, Fault, join_watched
+from .checks import FURTHER, ONCE, REQUIRED, has_torchs_bits
+from .comparison import Fault
 from .ranks import RankFailure, Ranks
+from .watched import join_watched
 
 MOST_HANGS = 2
 
@@ -37,9 +39,10 @@ TRAPS = {
     "unwaited": ("It reads `.grad` before the all-reduce is complete. Wait for every work.", "traps 4"),
     "later": ("The first step is right: some state of it is left.", "traps 8"),
     "incoming": ("Only what the last backward added was averaged. Average the whole of `.grad`.", "traps 2"),
-    "last only": ("The first micro-batch is lost.", "traps 2"),
-    "every sum": ("The first micro-batch counts once for each rank: sums were summed again.", "traps 8"),
-    "in flight": ("The second micro-batch was never averaged.", "traps 2"),
+    "last only": ("The micro-batches before the last are lost.", "traps 2"),
+    "first lost": ("The first micro-batch is lost.", "traps 2"),
+    "every sum": ("Earlier micro-batches count once for each rank: sums were summed again.", "traps 8"),
+    "in flight": ("The last micro-batch was never averaged.", "traps 2"),
     "tied": ("A weight under two names is one parameter: count and divide it once.", "traps 8"),
     "frozen": ("A frozen parameter takes no part.", "traps 8"),
     "readiness": ("Ranks ran their layers in different orders. Launch in the order of a plan.", "traps 3"),
@@ -70,26 +73,36 @@ def grade(spec: str, world_sizes: Sequence[int] = (2, 3, 4), limit_s: float = 20
     """Verdicts as they come: all checks on the first number of ranks, and on the others if gradients are right."""
     for world_size in world_sizes:
         verdicts: list[Verdict] = []
+        hangs = 0
         with Ranks(world_size, limit_s, join_watched) as ranks:
             for name, check in (REQUIRED | FURTHER).items():
+                wrong = any(verdict.fault and verdict.check in REQUIRED for verdict in verdicts)
+                if (name in ONCE and world_size != world_sizes[0]) or (check is has_torchs_bits and wrong):
+                    continue
                 try:
                     faults = [fault for fault in reversed(ranks.run(check, spec)) if fault]  # rank 0 is special
                 except RankFailure as failure:
-                    faults = [fault_of(failure)]
+                    faults = [fault_of(failure, name)]
+                    hangs += "hung" in failure.reports.values()
                 verdicts.append(Verdict(name, world_size, faults[0] if faults else None))
                 yield verdicts[-1]
-                traps = [verdict.fault.trap for verdict in verdicts if verdict.fault]
-                if traps.count("hung") == MOST_HANGS or not {"unwritten", "unknown"}.isdisjoint(traps):
+                traps = {verdict.fault.trap for verdict in verdicts if verdict.fault}
+                if hangs == MOST_HANGS or not traps.isdisjoint({"unwritten", "unknown"}):
                     return
         if any(verdict.fault and verdict.check in REQUIRED for verdict in verdicts):
             return
 
 
-def fault_of(failure: RankFailure) -> Fault:
-    """What an error, a death or a hang comes from: an error before a death, a death before a hang."""
+def fault_of(failure: RankFailure, check: str = "") -> Fault:
+    """What it comes from: an error before a death, then a fault that a rank has found, then a hang."""
     kinds = ("raised", "died", "hung")
+    if "plan order" in check and "died" in failure.reports.values():
+        return Fault("readiness", "A rank's process ended, as it does when messages of different sizes meet.")
     of_kind = [(kinds.index(what) if what in kinds else 0, rank, what) for rank, what in failure.reports.items()]
     kind, rank, report = min(of_kind)
+    found = [result for result in failure.results.values() if isinstance(result, Fault)]
+    if kinds[kind] == "hung" and found:
+        return found[0]
     last = report.strip().splitlines()[-1]
     trap = "unwritten" if last.startswith("NotImplementedError") else kinds[kind]
     return Fault(trap, f"Rank {rank}: {last}")

@@ -19,10 +19,10 @@ START_LIMIT_S = 120.0  # for importing torch, and meeting the others
 
 
 class RankFailure(RuntimeError):
-    """Not every rank returned a result. `reports[rank]` is a traceback, `died` or `hung`."""
+    """Only the ranks in `results` returned. For the others, `reports[rank]` is a traceback, `died` or `hung`."""
 
-    def __init__(self, reports: dict[int, str]):
-        self.reports = reports
+    def __init__(self, reports: dict[int, str], results: dict[int, Any]):
+        self.reports, self.results = reports, results
         super().__init__("\n".join(f"rank {rank}: {report}" for rank, report in sorted(reports.items())))
 
 
@@ -70,7 +70,7 @@ class Ranks(AbstractContextManager["Ranks"]):
         reports |= {rank: what for rank, (kind, what) in answers.items() if kind != "result"}
         if reports:
             self.kill()
-            raise RankFailure(reports)
+            raise RankFailure(reports, {rank: answers[rank][1] for rank in answers.keys() - reports.keys()})
         return [answers[rank][1] for rank in range(self.world_size)]
 
     def start(self) -> None:

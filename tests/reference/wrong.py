@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -132,6 +133,25 @@ class RightOnce(Right):
             super().synchronize()
 
 
+class StartsUnequalAndSendsBuffers(StartsUnequal):
+    """Before each forward, as torch's does."""
+
+    def forward(self, *args: Any) -> Any:
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, src=0)
+        return super().forward(*args)
+
+
+class RightOnceOnRank1(RightOnce):
+    def synchronize(self) -> None:
+        own = [param.grad.clone() for param in self.params]
+        Right.synchronize(self)
+        self.steps += 1
+        if self.steps > 1 and dist.get_rank() == 1:
+            for param, grad in zip(self.params, own, strict=True):
+                param.grad = grad
+
+
 class AveragesTheIncoming(SendsNothing):
     """Under `no_sync` and not: as the trap of docs/learning does."""
 
@@ -160,6 +180,14 @@ class ForgetsTheFirstMicroBatch(Right):
         yield
         for param in self.params:
             param.grad = None
+
+
+class ForgetsAllButTwoMicroBatches(Right):
+    @contextmanager
+    def no_sync(self) -> Any:
+        for param in self.params:
+            param.grad = None
+        yield
 
 
 class SumsEveryMicroBatch(Right):
@@ -211,3 +239,135 @@ class Hangs(Right):
     def synchronize(self) -> None:
         for param in self.params[: -1 if dist.get_rank() == 0 else None]:
             self.reduce(param)
+
+
+class Buckets(Right):
+    """Of 25 MiB, launched in their order, and unpacked after backward. A wrong one differs by a method."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self.plan = self.planned(self.params[::-1])
+        self.synchronizing = True
+        self.reset()
+        for param in self.params:
+            param.register_post_accumulate_grad_hook(self.on_grad)
+
+    def planned(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        plan: list[list[nn.Parameter]] = [[]]
+        for param in params:
+            if sum(each.nbytes for each in plan[-1]) >= 25 * 2**20:
+                plan.append([])
+            plan[-1].append(param)
+        return plan
+
+    def reset(self) -> None:
+        self.missing = [{*bucket} for bucket in self.plan]
+        self.flights: list[tuple[list[nn.Parameter], Tensor, Any]] = []
+
+    @contextmanager
+    def no_sync(self) -> Any:
+        self.synchronizing = False
+        yield
+        self.synchronizing = True
+
+    def on_grad(self, param: nn.Parameter) -> None:
+        if self.synchronizing:
+            for missing in self.missing:
+                missing.discard(param)
+            self.launch_ready()
+
+    def launch_ready(self) -> None:
+        while len(self.flights) < len(self.plan) and not self.missing[len(self.flights)]:
+            self.launch(self.plan[len(self.flights)])
+
+    def launch(self, bucket: list[nn.Parameter]) -> None:
+        buffer = torch.cat([param.grad.reshape(-1) for param in bucket]) / self.n
+        self.flights.append((bucket, buffer, dist.all_reduce(buffer, async_op=True)))
+
+    def synchronize(self) -> None:
+        for flight in self.flights:
+            self.land(*flight)
+        self.reset()
+
+    def land(self, bucket: list[nn.Parameter], buffer: Tensor, work: Any) -> None:
+        work.wait()
+        for param, part in zip(bucket, buffer.split([param.numel() for param in bucket]), strict=True):
+            param.grad.copy_(part.view_as(param))
+
+
+class UnpacksTheFirstBucket(Buckets):
+    def land(self, bucket: list[nn.Parameter], buffer: Tensor, work: Any) -> None:
+        if bucket is self.plan[0]:
+            super().land(bucket, buffer, work)
+        work.wait()
+
+
+class LaunchesBucketsWhenReady(Buckets):
+    def launch_ready(self) -> None:
+        launched = [bucket for bucket, *_ in self.flights]
+        for bucket, missing in zip(self.plan, self.missing, strict=True):
+            if not missing and not any(bucket is each for each in launched):
+                self.launch(bucket)
+
+
+class MisplacesTheSecondDtype(Buckets):
+    def land(self, bucket: list[nn.Parameter], buffer: Tensor, work: Any) -> None:
+        super().land(bucket, buffer, work)
+        start = 0
+        for param in bucket:
+            if param.dtype != bucket[0].dtype:
+                param.grad.copy_(buffer[start - 1 :][: param.numel()].view_as(param))
+            start += param.numel()
+
+
+class SendsStaleWhereUnused(Right):
+    """A parameter that is unused on this rank sends what is left in its buffer."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self.buffer_of = {param: torch.zeros_like(param) for param in self.params}
+
+    def reduce(self, param: nn.Parameter) -> None:
+        buffer = self.buffer_of[param]
+        if param.grad is not None:
+            buffer.copy_(param.grad)
+        dist.all_reduce(buffer)
+        buffer /= self.n
+        param.grad = buffer.clone()
+
+
+class SendsUnderTheSecondNoSync(Right):
+    times = 0
+
+    @contextmanager
+    def no_sync(self) -> Any:
+        yield
+        self.times += 1
+        if self.times % 2 == 0:
+            self.synchronize()
+
+
+class Pairs(Buckets):
+    """A bucket holds two parameters."""
+
+    def planned(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        return [params[start : start + 2] for start in range(0, len(params), 2)]
+
+
+class LeavesOutTheRemainder(Pairs):
+    def planned(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        return [bucket for bucket in super().planned(params) if len(bucket) == 2]
+
+
+class WaitsForAllButOne(Pairs):
+    def land(self, bucket: list[nn.Parameter], buffer: Tensor, work: Any) -> None:
+        if bucket is self.plan[-1]:
+            work = SimpleNamespace(wait=lambda: None)
+        super().land(bucket, buffer, work)
+
+
+class LaunchesUnlikeBucketsWhenReady(LaunchesBucketsWhenReady):
+    """A process ends where messages of different sizes meet."""
+
+    def planned(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        return [bucket for bucket in (params[:3], params[3:]) if bucket]
