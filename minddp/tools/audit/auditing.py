@@ -58,7 +58,8 @@ class Audit:
         self._num_steps, self._warm_up = steps, warm_up
         self._optimizers = [] if optimizer is None else [optimizer]
         self._hooks: list[Any] = []
-        self._num_seen = 0  # steps of the first optimizer
+        self._num_seen = 0  # steps of the first optimizer that have ended
+        self._num_audited = 0
         self._recorder: GradientRecorder | None = None
         self._messages: Messages | None = None
         self._report: Report | None = None
@@ -75,6 +76,7 @@ class Audit:
             hook.remove()
         recorder, self._recorder = self._recorder, None
         steps = [] if recorder is None else recorder.stop()
+        self._num_audited += len(steps)
         if recorder is not None and steps and error is None and (ranks := self._gather(steps)) is not None:
             self._report = report_of(ranks, recorder)
             self._then(self._report)
@@ -169,7 +171,7 @@ def audit_process(setting: str) -> None:
 
     def finish() -> None:
         audit.__exit__(None, getattr(sys, "last_value", None), None)
-        if 0 < audit._num_seen <= audit._warm_up:
+        if 0 < audit._num_seen <= audit._warm_up and not audit._num_audited:
             _log.warning("No audit: the optimizer took %d steps, and it begins after %s.", audit._num_seen, first)
 
     Finalize(None, finish, exitpriority=0)  # `atexit` is not for processes that are forked

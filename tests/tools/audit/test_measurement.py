@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import minddp
+from minddp.tools.audit import auditing
 from minddp.tools.audit.loss import Loss, read_loss
 from minddp.tools.audit.report import Report
 from minddp.tools.audit.sketch import Sketcher
 from reference import oracle
+from tests.logs import logged
 from tests.ranks import of_all_ranks, on_ranks
 from tests.tools.audit.wrappers import batches, small
 
@@ -171,6 +174,32 @@ def test_what_trains_is_not_changed(rank: int) -> None:
             assert not any(param._backward_hooks for param in model.parameters())
             assert rank > 0 or len(audit.report.steps) == 2
     assert all(map(torch.equal, *trained))
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_an_optimizer_may_compute_several_gradients_in_a_step(
+    num_steps: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The audit ends before the first step after its warm-up has ended."""
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr(auditing, "Finalize", lambda _object, finish, exitpriority: at_exit.append(finish))
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=5)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = layer(torch.ones(3, 2)).square().mean()
+        loss.backward()
+        return loss
+
+    auditing.audit_process(f"1:4:{tmp_path}")
+    with logged() as texts:
+        for _ in range(num_steps):
+            optimizer.step(closure)
+        at_exit[0]()
+    assert [text for text in texts if text.startswith("No audit")] == (
+        ["No audit: the optimizer took 1 steps, and it begins after 1."] if num_steps == 1 else []
+    )
 
 
 @on_ranks(2)
