@@ -184,7 +184,7 @@ def test_an_optimizer_may_compute_several_gradients_in_a_step(
     at_exit: list[Callable[[], None]] = []
     monkeypatch.setattr(auditing, "Finalize", lambda _object, finish, exitpriority: at_exit.append(finish))
     layer = nn.Linear(2, 1)
-    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=5)
+    optimizer = torch.optim.LBFGS(layer.parameters(), lr=0.01, max_iter=8)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
