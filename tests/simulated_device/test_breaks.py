@@ -42,7 +42,7 @@ BREAKS = (
     ),
     Misorder(
         *("not wait for the marks of use", "core/usage_map.py"),
-        *("        self._work.wait()\n        if all", "        if all", "unused", "race: .*allreduce.*tolist"),
+        *("        self._work.wait()\n        used", "        used", "unused", "race: .*allreduce.*tolist"),
     ),
     Misorder(
         *("not wait for buffers", "replicas/broadcast.py"),
