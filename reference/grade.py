@@ -94,7 +94,7 @@ def grade(spec: str, world_sizes: Sequence[int] = (2, 3, 4), limit_s: float = 20
 
 
 def fault_of(failure: RankFailure, check: str = "") -> Fault:
-    """What it comes from: an error before a death, then a fault that a rank has found, then a hang."""
+    """The most telling report of the ranks: an error, else a death, else a fault that was found, else a hang."""
     kinds = ("raised", "died", "hung")
     if "plan order" in check and "died" in failure.reports.values():
         return Fault("readiness", "A rank's process ended, as it does when messages of different sizes meet.")

@@ -2,9 +2,9 @@
 
 Each rank would train a parameter that is added or unfrozen after construction by itself, and replicas would diverge
 silently, as in torch. Looking at every parameter in every step would cost about as much as all hooks together. So a
-forward checks `FEW` submodules, in turn, but the first two check all, and so does one after a backward that lacked
-gradients. A change of the whole model, such as unfreezing it or another `ddp.module`, is noticed at once, and a
-change of one among n submodules within n / FEW forwards.
+forward checks `FEW` submodules, in turn. The first two forwards check all submodules. So does a forward after a
+backward that lacked gradients. A change of the whole model, such as unfreezing it or another `ddp.module`, is
+noticed at once. A change of one among n submodules is noticed within n / FEW forwards.
 
 A parameter that is removed, or frozen, needs no check. Its gradient is missing at the end of backward, which is an
 error, see [Note: unfinished reduction]; with find_unused_parameters it counts as unused.
