@@ -17,11 +17,10 @@ from torch import nn
 
 import minddp
 from docs.learning.quotes import blocks
-from minddp.tools.forecast.lateness import PHASES, LateRank, RankTimes, late_ranks
 from minddp.tools.watchdog import check as schedule
 from minddp.tools.watchdog import comparison, slow_rank
 from minddp.tools.watchdog.check import Finding
-from minddp.tools.watchdog.slow_rank import WARM_UP_STEPS
+from minddp.tools.watchdog.slow_rank import PHASES, WARM_UP_STEPS, LateRank, late_ranks
 from tests.tools.watchdog.harness import DOCS, close, wait_until
 
 PLACES = ("between", "forward", "backward", "optimizer", "accumulation")
@@ -61,7 +60,7 @@ def train(rank: int, delay: Delay, steps: int, window_steps: int, options: Mappi
     slept_s = []
     judged: list[list[LateRank]] = []
 
-    def judge(steps: Sequence[Sequence[RankTimes]]) -> list[LateRank]:
+    def judge(steps: Sequence[Sequence[Sequence[float]]]) -> list[LateRank]:
         judged.append(late_ranks(steps))
         return judged[-1]
 

@@ -10,10 +10,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from minddp.tools.forecast.lateness import LateRank
 from minddp.tools.watchdog import slow_rank
 from minddp.tools.watchdog.check import EVERY, Finding
-from minddp.tools.watchdog.slow_rank import MOST_KEPT, WARM_UP_STEPS, SlowRank
+from minddp.tools.watchdog.slow_rank import MOST_KEPT, WARM_UP_STEPS, LateRank, SlowRank
 
 MS = 1_000_000
 OPTIMIZER = cast(torch.optim.Optimizer, None)

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minddp.tools.forecast.lateness import PHASES, LateRank, RankTimes, costs_ns, late_ranks
+from minddp.tools.watchdog.slow_rank import PHASES, LateRank, costs_ns, late_ranks
 
 MS = 1_000_000
 BUSY_MS = (1, 3, 5, 1, 0)  # of each rank in each phase
 COMMUNICATES_MS = 2
-Step = list[RankTimes]
+Step = list[list[int]]  # of each rank, by phase and waiting
 
 
 def step_of(busy_ms: list[list[float]], communicates_ms: float = COMMUNICATES_MS) -> Step:
     """All ranks end together, when the last one has been busy and its buckets have arrived."""
     end_ms = max(map(sum, busy_ms)) + communicates_ms
-    return [RankTimes(*(int(MS * ms) for ms in busy), int(MS * (end_ms - sum(busy)))) for busy in busy_ms]
+    return [[*(int(MS * ms) for ms in busy), int(MS * (end_ms - sum(busy)))] for busy in busy_ms]
 
 
 def fleet(
@@ -63,7 +63,7 @@ def test_a_cost_is_what_a_rank_is_busy_beyond_the_median_of_the_others(
 
 def test_a_rank_for_which_no_other_waits_costs_nothing() -> None:
     """It is busy for longer, but the others have met it before the end of backward, in a collective."""
-    step = [RankTimes(MS, MS, MS, MS, 0, 2 * MS), RankTimes(MS, MS, MS, 9 * MS, 0, 2 * MS)]
+    step = [[MS, MS, MS, MS, 0, 2 * MS], [MS, MS, MS, 9 * MS, 0, 2 * MS]]
     assert max(costs_ms(step)) == 0
 
 
