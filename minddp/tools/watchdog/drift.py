@@ -33,10 +33,10 @@ Records = Sequence[Mapping[str, Any]]  # by rank, of one step; see [Note: a reco
 class DriftCheck(Check):
     """`params` are on one device. `starts_equal`: the replicas were made equal at construction.
 
-    `reducer` averages the gradients; it is empty if that is not known.
+    With `patience` it is not known what averages the gradients.
     """
 
-    def __init__(self, params: NamedParams, *, starts_equal: bool, patience: int = 0, reducer: str = "transport"):
+    def __init__(self, params: NamedParams, *, starts_equal: bool, patience: int = 0):
         # Of this rank: its records.
         self._params = params
         self._current: dict[str, Any] | None = None  # the record of this step, if it is sampled
@@ -46,8 +46,8 @@ class DriftCheck(Check):
         self._recorded = 0  # the latest recorded step
         self._optimizer_steps: Counter[int] = Counter()  # since the latest record, by id of the optimizer
         # Of rank 0: what it knows from comparing.
-        self._starts_equal, self._patience, self._reducer = starts_equal, patience, reducer
-        self._hook: str | None = None  # the name of the communication hook
+        self._starts_equal, self._patience = starts_equal, patience
+        self._reducer = "" if patience else "transport"  # what averages; a communication hook, once there is one
         self._equal: tuple[int, Records] | None = None  # the latest step, if it was compared
         self._apart: list[tuple[int, Records]] = []  # those since in which replicas differed
         self._has_met_again = False
@@ -55,7 +55,7 @@ class DriftCheck(Check):
 
     def communication_hook(self, name: str, state: Any) -> None:
         """See [Note: replicas that differ on purpose]."""
-        self._hook = name
+        self._reducer = f"communication hook `{name}`"
         if type(state).__name__ == "PostLocalSGDState":
             self._is_over = True
 
@@ -131,16 +131,15 @@ class DriftCheck(Check):
         if number - since < self._patience or (self._has_met_again and len(self._apart) < self._patience):
             return
         self._is_over = True
-        by = f"communication hook `{self._hook}`" if self._hook else self._reducer
         offenders, differ = _split(differing(records, "params"))
         if self._equal is not None:
             when = f"equal in step {self._equal[0]}, different in step {since}"
-            cause = _cause([self._equal[1], records], by, offenders)
+            cause = _cause([self._equal[1], records], self._reducer, offenders)
         else:
             when = "since the first step"
             cause = _FROM_THE_START
-            if not by and differing(records, "grads"):
-                cause = _cause([records], by, offenders)
+            if not self._reducer and differing(records, "grads"):
+                cause = _cause([records], self._reducer, offenders)
         yield Finding("drift", "parameters", since, offenders, f"The replicas differ. {differ} ({when}). {cause}")
 
     def _meets_again(self, notes: Records) -> bool:

@@ -36,17 +36,16 @@ PATIENCE = 2 * ALONE  # steps
 
 
 class StepGuard(Guard):
-    """See [Note: the end of a backward without a wrapper]. By default, the first optimizer to step counts."""
+    """See [Note: the end of a backward without a wrapper]. The first optimizer to step counts."""
 
     steps_are_passes = True
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None):
+    def __init__(self, module: nn.Module):
         named = named_params(module)
         shards = [(shard_name(name, param), param) for name, param in named]
-        checks = checks_of(shards, starts_equal=True, patience=PATIENCE, reducer="")
+        checks = checks_of(shards, starts_equal=True, patience=PATIENCE)
         checks = {name: check for name, check in checks.items() if name not in ("bypass", "slow_rank")}
         super().__init__(named, ProcessGroupTransport(dist.group.WORLD, TOPIC), checks)  # type: ignore[arg-type]
-        self._stepping = None if optimizer is None else id(optimizer)
         if getattr(module, "_compiled_call_impl", None) is None:  # which would compile the hook
             handle = module.register_forward_pre_hook(InputHook(self), with_kwargs=True)
             weakref.finalize(self, handle.remove).atexit = False

@@ -40,12 +40,11 @@ class TrainingGoesWrong(RuntimeError):
     """`raises`: the first finding, raised on rank 0 before an optimizer's next step."""
 
 
-def watch(module: nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: Any) -> Watch:
+def watch(module: nn.Module, **settings: Any) -> Watch:
     """Warn of silent problems of a training, once for each and on rank 0. Call it on all ranks.
 
     Args:
         module: a wrapper of minddp or torch, FSDP2, or any other module.
-        optimizer: the one whose steps count, if several step the parameters of a module that is no wrapper.
         settings: of `Watch`, in the first call; further calls add modules to it.
 
     Raises:
@@ -62,7 +61,7 @@ def watch(module: nn.Module, optimizer: torch.optim.Optimizer | None = None, **s
     if _current() and settings:
         raise RuntimeError("This process is watched already: close that Watch before you give other settings.")
     current = _current()[0] if _current() else Watch(**settings)
-    current.add(module, optimizer)
+    current.add(module)
     return current
 
 
@@ -113,7 +112,7 @@ class Watch(StepWatcher):
         self._outlet.close()
         _current().clear()
 
-    def add(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def add(self, module: nn.Module) -> None:
         """Watch `module`, too."""
         if module in self._guards or isinstance(module, DistributedDataParallel):
             return
@@ -121,7 +120,7 @@ class Watch(StepWatcher):
             skip_our_files()
             self._guards[module] = WrapperGuard(module)
         elif not isinstance(module, TorchDDP) and dist.get_world_size() > 1:
-            self._guards[module] = StepGuard(module, optimizer)
+            self._guards[module] = StepGuard(module)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._raises and self.findings:

@@ -195,7 +195,7 @@ def test_replicas_that_have_been_healed_are_no_finding_until_they_part_again() -
 def patient() -> Fleet:
     fleet = Fleet(2)
     for module, checks in zip(fleet.modules, fleet.checks, strict=True):
-        checks["drift"] = DriftCheck([*module.named_parameters()], starts_equal=True, patience=20, reducer="")
+        checks["drift"] = DriftCheck([*module.named_parameters()], starts_equal=True, patience=20)
     return fleet
 
 
