@@ -1,13 +1,4 @@
-"""The class that `import minddp` exports: the wrapper, and an extension for each argument that requests a tool.
-
-| argument | extension | beside its tool in |
-|---|---|---|
-| `stuck_after_s` | `WatchedWaits` | `tools/watchdog/watched_transport.py` |
-| `on_drift` | `Guarded` | `tools/watchdog/guard.py` |
-| `check_finite` | `FiniteGradients` | `tools/watchdog/finite.py` |
-| `logical_ranks` | `Shares` | `tools/elastic/logical_ranks.py` |
-| `bucket_cap_mb="auto"` | `AutoBuckets` | `tools/forecast/auto_buckets.py` |
-"""
+"""The class that `import minddp` exports: the wrapper, and an extension for each argument that requests a tool."""
 
 from __future__ import annotations
 
