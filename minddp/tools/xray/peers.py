@@ -17,15 +17,13 @@ in between. The quickest answer counts; half of its time is the largest possible
 from __future__ import annotations
 
 import datetime
-import os
-import socket
 import time
 from dataclasses import replace
 
 import torch.distributed as dist
 
 from minddp.platform import wording
-from minddp.platform.host import boot_id, namespace
+from minddp.platform.host import host_identity
 from minddp.platform.store import Messages, own_connection
 from minddp.tools.xray.recording import RankRecording
 from minddp.tools.xray.sources import Source
@@ -43,7 +41,7 @@ class Peers:
         store = dist.HashStore() if source.store is None else source.store  # without a store a rank meets no other
         # `open` numbers the topic: a rank may begin several times before the same step
         self._messages = Messages.open(store, source.topic, self._rank, self._world_size)
-        self._messages.post(clock_identity(), "records")
+        self._messages.post(host_identity("time"), "records")  # equal where `now_ns` reads the same clock
 
     def gather(self, ours: RankRecording) -> tuple[tuple[RankRecording, ...], tuple[str, ...], bool]:
         """All recordings on the first rank, on its clock, or only `ours`; notes; whether it has all."""
@@ -100,12 +98,6 @@ class Peers:
 
 
 # ---------------------------------------------------------------------- clocks
-
-
-def clock_identity() -> str:
-    """Equal in two processes only if `now_ns` reads the same clock in both: one kernel and one time namespace."""
-    boot = boot_id()
-    return f"{boot} {namespace('time')}" if boot else f"process {os.getpid()} of {socket.gethostname()}"
 
 
 def on_clock_of_first(messages: Messages, ours: RankRecording, limit_s: float) -> RankRecording:

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from minddp.platform.store import Messages
 from minddp.tools.xray import peers
-from minddp.tools.xray.peers import answer_time, clock_identity, on_clock_of_first
-from tests.ranks import of_all_ranks, on_ranks
+from minddp.tools.xray.peers import answer_time, on_clock_of_first
+from tests.ranks import on_ranks
 from tests.tools.xray.made_up import Rank, layout, recording
 
 OFFSET_NS = 10**15  # the clock of the second rank is this much earlier
@@ -29,8 +29,3 @@ def test_another_clock_is_found_within_the_error(rank: int) -> None:
     assert moved_ns == found.stopped_ns - made.stopped_ns
     assert abs(moved_ns - OFFSET_NS) <= found.clock_error_ns
     assert 0 < found.clock_error_ns < 10**9
-
-
-@on_ranks(2)
-def test_processes_of_one_machine_read_one_clock(rank: int) -> None:
-    assert len(set(of_all_ranks(clock_identity()))) == 1
