@@ -127,13 +127,13 @@ class Problem:
         rows = self._columns[places].reshape(-1, len(self.sources))
         finals = self._finals[places].reshape(len(rows), -1)
         sizes = np.sqrt((rows**2).sum(0))
-        u, values, v = np.linalg.svd(rows / np.maximum(sizes, TINY), full_matrices=False)
-        keep = values > DEPENDENT * values.max(initial=0)
-        inverse = (v[keep].T / values[keep]) @ u[:, keep].T / np.where(sizes, sizes, 1.0)[:, None]
+        scaled = rows / np.maximum(sizes, TINY)
+        inverse = np.linalg.pinv(scaled, rcond=DEPENDENT)
+        seen = (inverse * scaled.T).sum(1)  # of each source: how much of it is in directions that can be seen
+        inverse /= np.where(sizes, sizes, 1.0)[:, None]
         weights = (inverse @ finals).T
         spread = ((finals - rows @ weights.T) ** 2).sum(0) / max(1, len(rows) - len(sizes))
         errors = np.sqrt(spread[:, None] * (inverse**2).sum(1))
-        seen = (v[keep] ** 2).sum(0)  # of each source: how much of it is in directions that can be seen
         is_alike = ((seen < 0.999) | (5 * errors > CLOSE * np.abs(weights).max(initial=0)).any(0)) & (sizes > 0)
         alike = tuple(self.sources[place] for place in np.flatnonzero(is_alike))
         is_old = np.array([source.ago > 0 for source in self.sources])
