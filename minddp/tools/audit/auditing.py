@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import pickle
 import sys
@@ -21,6 +20,7 @@ from minddp.platform.store import Messages
 from minddp.tools.audit.recorder import GradientRecorder, StepSketches, audited_params
 from minddp.tools.audit.report import Report
 from minddp.tools.audit.weights import solve_step
+from minddp.tools.watchdog.observer import module_of
 
 _log = logging.getLogger(__name__)
 LIMIT_S = 60.0  # for rank 0 to wait for the sketches of the others
@@ -105,7 +105,7 @@ class Audit:
             self._begin()
 
     def _begin(self) -> None:
-        params = audited_params(self._model or model_of(self._optimizers), self._optimizers)
+        params = audited_params(self._model or module_of(self._optimizers, innermost=True), self._optimizers)
         self._recorder = GradientRecorder(params, self._weights, self._end_after)
         self._hooks.append(register_optimizer_step_pre_hook(self._recorder.before_step))
         if dist.is_available() and dist.is_initialized():
@@ -145,18 +145,6 @@ def report_of(ranks: Sequence[Sequence[StepSketches]], recorder: GradientRecorde
             notes.append(f"Step {number} of the audit is left out: {error}")
         before = step
     return Report([one.name for one in recorder.params], solved, notes)
-
-
-def model_of(optimizers: Sequence[Optimizer]) -> nn.Module | None:
-    """The module of this process that has most of their parameters; of several, the innermost."""
-    wanted = {id(param) for one in optimizers for group in one.param_groups for param in group["params"]}
-
-    def order(module: nn.Module) -> tuple[int, int]:
-        names = [name for name, param in module.named_parameters() if id(param) in wanted]
-        return len(names), -len("".join(names))
-
-    modules = [it for it in gc.get_objects() if issubclass(type(it), nn.Module) and "_parameters" in vars(it)]
-    return max(modules, key=order, default=None)
 
 
 def audit_process(setting: str) -> None:

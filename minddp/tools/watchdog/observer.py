@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -155,15 +156,16 @@ def guarding_wrappers(guard_of: Any) -> ExitStack:
     return undo
 
 
-def module_of(optimizer: torch.optim.Optimizer) -> nn.Module | None:
-    """The module that this optimizer trains: a wrapper if there is one, else the smallest with most parameters."""
-    ids = {id(param) for group in optimizer.param_groups for param in group["params"]}
+def module_of(optimizers: Iterable[torch.optim.Optimizer], *, innermost: bool = False) -> nn.Module | None:
+    """The module that these train: a wrapper if there is one, else the smallest with most parameters."""
+    ids = {id(param) for one in optimizers for group in one.param_groups for param in group["params"]}
 
-    def order(module: nn.Module) -> tuple[bool, int, bool, int]:
+    def order(module: nn.Module) -> tuple[int, bool, int, bool, int]:
         number = sum(id(param) in ids for param in module.parameters())
-        is_wrapper = number > 0 and isinstance(module, (TorchDDP, DistributedDataParallel))
-        is_compiled = type(module).__name__ == "OptimizedModule"  # within it, a hook would be compiled
-        return is_wrapper, number, is_compiled, -sum(1 for _ in module.modules())
+        is_wrapper = isinstance(module, (TorchDDP, DistributedDataParallel)) and not innermost
+        is_compiled = type(module).__name__ == "OptimizedModule" and not innermost  # a hook would be compiled
+        return number > 0, is_wrapper, number, is_compiled, -sum(1 for _ in module.modules())
 
-    best = max((it for it in gc.get_objects() if issubclass(type(it), nn.Module)), default=None, key=order)
-    return best if best is not None and order(best)[1] else None
+    modules = [it for it in gc.get_objects() if issubclass(type(it), nn.Module) and "_parameters" in vars(it)]
+    best = max(modules, default=None, key=order)
+    return best if best is not None and order(best)[0] else None

@@ -129,7 +129,7 @@ class Watch(StepWatcher):
         if self._finds_modules and id(param) not in self._known and dist.is_initialized():
             self._known.add(id(param))
             is_guarded = any(guard.looks_at(optimizer) for guard in self._guards.values())
-            if not is_guarded and (module := module_of(optimizer)) is not None:
+            if not is_guarded and (module := module_of([optimizer])) is not None:
                 self.add(module)
 
     def _guard_of(self, ddp: TorchDDP) -> WrapperGuard | None:
