@@ -106,7 +106,7 @@ def test_the_first_view_says_what_there_is_to_see(seen: Seen) -> None:
 
 def test_what_is_red_is_what_a_rank_is_blocked_by(seen: Seen) -> None:
     """The wires of made-up ranks are never idle while one waits: two rows, the same red."""
-    red, still = seen.bars("#timeline .moves-exposed"), seen.bars("#timeline .blocked")
+    red, still = seen.bars("#timeline .moves-exposed"), seen.bars("#timeline .exposed")
     assert len(red) == len(still) == 2 * 2
     for (left, right), (begin, end) in zip(red, still, strict=True):
         assert left == pytest.approx(begin, abs=2)
@@ -161,7 +161,7 @@ def test_text_stands_out_in_light_and_dark(seen: Seen) -> None:
         parts = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
         return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
-    for name in ("forward", "backward", "moves", "moves-exposed", "optimizer", "other", "blocked"):
+    for name in ("forward", "backward", "moves", "moves-exposed", "optimizer", "other", "exposed"):
         inks, grounds = (seen.style(f"#timeline .{name}", color) for color in ("color", "backgroundColor"))
         low, high = sorted(map(luminance, (inks, grounds)))
         assert (high + 0.05) / (low + 0.05) >= 4.5, name

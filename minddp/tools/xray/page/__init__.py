@@ -15,15 +15,9 @@ from markupsafe import Markup, escape
 from minddp.platform.wording import size
 from minddp.tools.xray import words
 from minddp.tools.xray.analysis import Analysis
-from minddp.tools.xray.timeline import Activity, RecordedStep
+from minddp.tools.xray.timeline import RecordedStep
 
 MARKS = 8  # on the axis, about
-CLASSES = {  # in page.css, where they differ from the activity's name
-    Activity.BUFFERS: "forward",
-    Activity.LOSS: "quiet",
-    Activity.EXPOSED: "blocked",
-    Activity.COPY_BACK: "quiet",
-}
 
 
 def render(analysis: Analysis) -> str:
@@ -50,11 +44,7 @@ def _environment(step: RecordedStep) -> Environment:
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     environment.globals |= {"words": words, "size": size, "at": at, "marks": marks(length_ns)}
-    environment.filters |= {
-        "prose": prose,
-        "class_of": lambda activity: CLASSES.get(activity, activity.value),
-        "unbroken": lambda text: text.replace(" ", "\u00a0"),
-    }
+    environment.filters |= {"prose": prose, "unbroken": lambda text: text.replace(" ", "\u00a0")}
     return environment
 
 
