@@ -122,7 +122,7 @@ def record(
     with XRay(source, title=title) as x:
         for _ in range(config.steps):
             step()
-    return x.result
+    return x
 
 
 class RungSource:

@@ -30,7 +30,7 @@ def recorded(rank: int, options: dict[str, str]) -> Recording:
     train(5)
     with minddp.xray(ddp, title="on a GPU", limit_s=20) as x_ray:
         train(3)
-    return x_ray.result.recording
+    return x_ray.recording
 
 
 @pytest.mark.parametrize("transport", ["process_group", "nccl"])

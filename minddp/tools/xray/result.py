@@ -28,9 +28,23 @@ WRITERS = {".html": render, ".json": _dump}
 class Result:
     """One recording. Only the rank that `is_first` writes and prints; other methods do nothing elsewhere."""
 
-    def __init__(self, recording: Recording, *, is_first: bool = True):
-        self.recording = recording
+    def __init__(self, recording: Recording | None, *, is_first: bool = True):
+        self._recording = recording
         self.is_first = is_first
+
+    @property
+    def recording(self) -> Recording:
+        """What was recorded.
+
+        Raises:
+            RuntimeError: it is not over, or an exception ended it.
+        """
+        if self._recording is None:
+            raise RuntimeError(
+                "This x-ray has not ended yet, or by an exception: use its result after the `with` block, or after "
+                "stop()."
+            )
+        return self._recording
 
     @cached_property
     def analysis(self) -> Analysis:

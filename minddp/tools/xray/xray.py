@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -19,8 +17,8 @@ from minddp.tools.xray.sources import MinddpSource, NativeSource, Source
 LIMIT_S = 30.0
 
 
-class XRay:
-    """A recording, and its `result` when it is over.
+class XRay(Result):
+    """A recording, and its result when it is over.
 
     Any ranks may record, one or all; the first of them gathers the recordings at the end. See
     [Note: which ranks record]. An exception that ends the recording discards it.
@@ -31,19 +29,12 @@ class XRay:
         limit_s: how long to wait at the end for other ranks that record.
     """
 
-    def __init__(
-        self,
-        ddp: nn.Module | Source,
-        *,
-        title: str | None = None,
-        limit_s: float = LIMIT_S,
-    ):
+    def __init__(self, ddp: nn.Module | Source, *, title: str | None = None, limit_s: float = LIMIT_S):
         self.source = source_of(ddp)
         self._title = title or self.source.title
         self._limit_s = limit_s
-        # The recording under way, and its result
-        self._recorder: Recorder | None = None
-        self._result: Result | None = None
+        self._recorder: Recorder | None = None  # of the recording under way
+        super().__init__(None)
 
     def __enter__(self) -> XRay:
         self.start()
@@ -54,7 +45,8 @@ class XRay:
 
     def start(self) -> None:
         """Record from now on. Call it between two steps, so that the first one is whole."""
-        self._result = None
+        self._recording = None
+        vars(self).pop("analysis", None)
         self._peers = Peers(self.source, self._limit_s)
         self._recorder = Recorder(self.source)
 
@@ -66,31 +58,8 @@ class XRay:
             recorder.discard()
             self._peers.leave()
             return
-        ranks, notes, is_first = self._peers.gather(recorder.stop())
-        recording = Recording(self._title, ranks, self.source.wrapper, notes, self.source.has_plan)
-        self._result = Result(recording, is_first=is_first)
-
-    @property
-    def result(self) -> Result:
-        """The recording.
-
-        Raises:
-            RuntimeError: it is not over, or an exception ended it.
-        """
-        if self._result is None:
-            raise RuntimeError(
-                "This x-ray has not ended yet, or by an exception: use its result after the `with` block, or after "
-                "stop()."
-            )
-        return self._result
-
-    def save(self, path: str | Path) -> None:
-        """See `Result.save`."""
-        self.result.save(path)
-
-    def explain(self, console: Console | None = None) -> None:
-        """See `Result.explain`."""
-        self.result.explain(console)
+        ranks, notes, self.is_first = self._peers.gather(recorder.stop())
+        self._recording = Recording(self._title, ranks, self.source.wrapper, notes, self.source.has_plan)
 
 
 def source_of(ddp: Any) -> Source:

@@ -40,7 +40,7 @@ def test_the_steps_of_the_window_are_recorded(
         step(ddp)
     with mock.patch.object(wrappers._log, "warning") as warning:
         window.close()
-    assert [step.number for xray in kept for step in steps_of(xray.result.recording)] == recorded
+    assert [step.number for xray in kept for step in steps_of(xray.recording)] == recorded
     never = [mock.call("Steps %s were never reached, so there is no x-ray.", "10:12")]
     assert warning.mock_calls == ([] if recorded else never)
 
@@ -60,6 +60,6 @@ def test_the_first_wrapper_that_trains_is_found(rank: int, kind: str) -> None:
         step(ddp)
     first.close()
     (xray,) = kept
-    steps = steps_of(xray.result.recording)
+    steps = steps_of(xray.recording)
     assert [step.number for step in steps] == [2, 3]
     assert sum(span.activity is Activity.FORWARD for span in steps[0].ranks[0].spans) == 2

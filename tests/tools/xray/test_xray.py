@@ -47,7 +47,7 @@ def recorded(rank: int, recording_ranks: list[int], kind: str, folder: str) -> R
     with minddp.xray(ddp, title="four layers", limit_s=100) as x:
         train(ddp, 2, rank)
     x.save(Path(folder, "step.json"))
-    return x.result.recording
+    return x.recording
 
 
 @pytest.mark.parametrize("kind", ["minddp", "torch"])
@@ -91,7 +91,7 @@ def test_recordings_may_follow_each_other(rank: int) -> None:
     for recording_ranks in ([0], [0, 1], [0, 1]):
         with minddp.xray(ddp, limit_s=100) if rank in recording_ranks else contextlib.nullcontext() as x:
             train(ddp, 1, rank)
-        sizes += [] if x is None else [len(x.result.recording.ranks)]
+        sizes += [] if x is None else [len(x.recording.ranks)]
     assert sizes == ([1, 1] if rank else [1, 2, 2])
 
 
@@ -125,7 +125,7 @@ def test_accumulation_is_one_step_with_two_forwards(rank: int) -> None:
             with ddp.no_sync():
                 ddp(torch.ones(2, 32)).sum().backward()
             train(ddp, 1, rank)
-    (step, _), events = steps_of(x.result.recording), x.result.recording.ranks[0].events
+    (step, _), events = steps_of(x.recording), x.recording.ranks[0].events
     counts = Counter(span.activity for span in step.ranks[0].spans)
     assert counts[Activity.FORWARD] == counts[Activity.LOSS] == counts[Activity.BACKWARD] == 2
     assert counts[Activity.OPTIMIZER] == 1
@@ -139,7 +139,7 @@ def test_a_communication_hook_can_be_seen(rank: int) -> None:
     train(ddp, 2, rank)
     with minddp.xray(ddp, limit_s=100) as x:
         train(ddp, 1, rank)
-    kinds = [event.kind for event in x.result.recording.ranks[0].events]
+    kinds = [event.kind for event in x.recording.ranks[0].events]
     assert kinds.count(EventKind.COMM_HOOK_RETURNED) == kinds.count(EventKind.BUCKET_COMPLETED) == 4
 
 
@@ -154,7 +154,7 @@ def test_an_exception_discards_the_recording(rank: int) -> None:
             x.save("step.html")
         raise ZeroDivisionError
     with pytest.raises(RuntimeError, match="or by an exception"):
-        _ = x.result
+        _ = x.recording
 
 
 def missing_peer(rank: int) -> tuple[list[int], str]:
@@ -167,7 +167,7 @@ def missing_peer(rank: int) -> tuple[list[int], str]:
     if rank == 1:
         return [], ""
     x.stop()
-    return [r.rank for r in x.result.recording.ranks], x.result.recording.notes[0]
+    return [r.rank for r in x.recording.ranks], x.recording.notes[0]
 
 
 def test_the_wait_for_a_missing_rank_has_a_limit() -> None:
