@@ -15,11 +15,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import torch.distributed as dist
-
 from minddp.platform.repeating_thread import RepeatingThread
 from minddp.platform.store import Messages, own_connection
 from minddp.tools.watchdog.check import Check, Finding, Notes
+from minddp.transport.protocols import Transport
 
 _log = logging.getLogger("minddp.tools.watchdog")
 EVERY_S = 1.0
@@ -30,9 +29,10 @@ MOST_KEPT = 1024  # incomplete numbers of a check
 class NotesComparison:
     """See [Note: notes travel through the store]. Rank 0 logs the findings, and has them in `found`."""
 
-    def __init__(self, rank: int, world_size: int, checks: Mapping[str, Check], store: dist.Store):
+    def __init__(self, transport: Transport, checks: Mapping[str, Check]):
         self.found: list[Finding] = []
-        self._rank, self._world_size, self._store = rank, world_size, store
+        assert transport.store is not None
+        self._rank, self._world_size, self._store = transport.rank, transport.world_size, transport.store
         self._checks = checks
         self._received: dict[str, dict[int, dict[int, Any]]] = {}  # by check, number and rank
         self._messages: Messages  # once open

@@ -49,11 +49,10 @@ class Guard(Mode, StepWatcher):
         transport: Transport,
         checks: MutableMapping[str, Check],
     ):
-        assert transport.store is not None
         self.checks = checks
         self._failed: list[Check] = []
         self._name = hashlib.blake2b(repr([name for name, _ in params]).encode(), digest_size=8).hexdigest()
-        self._comparison = NotesComparison(transport.rank, transport.world_size, checks, transport.store)
+        self._comparison = NotesComparison(transport, checks)
         self._device = params[0][1].device if params else torch.device("cpu")
         self._may_capture = streams.has_streams(self._device)
         self._guarded = {id(param) for _, param in params}

@@ -19,13 +19,12 @@ import logging
 import time
 from collections.abc import Callable
 
-import torch.distributed as dist
-
 from minddp.platform.rank_processes import RankProcesses
 from minddp.platform.repeating_thread import RepeatingThread
 from minddp.platform.store import POLL_S, Messages, own_connection
 from minddp.tools.watchdog.diagnosis import Diagnosis, diagnose
 from minddp.tools.watchdog.rank_state import EXITED, LEFT, SILENT, STOPPED, RankState
+from minddp.transport.protocols import Transport
 
 _log = logging.getLogger(__name__)
 READ_EVERY_S = 1.0
@@ -39,15 +38,10 @@ class Inquiry:
     if its module is gone; it must hold no reference to the module. `left`: why there is no answer after `close`.
     """
 
-    def __init__(
-        self,
-        store: dist.Store,
-        rank: int,
-        world_size: int,
-        state: Callable[[], RankState | None],
-        left: str = LEFT,
-    ):
-        self.messages = Messages.open(own_connection(store), "minddp/watchdog", rank, world_size)
+    def __init__(self, transport: Transport, state: Callable[[], RankState | None], left: str = LEFT):
+        assert transport.store is not None
+        store, topic = own_connection(transport.store), "minddp/watchdog"
+        self.messages = Messages.open(store, topic, transport.rank, transport.world_size)
         self._state, self.left = state, left
         self._processes = RankProcesses(self.messages)
         self._answered = 0

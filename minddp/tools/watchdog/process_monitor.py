@@ -70,9 +70,7 @@ class ProcessMonitor:
     def _turn(self, is_last: bool) -> None:
         if self._inquiry is None and not is_last and dist.is_initialized() and dist.get_world_size() > 1:
             transport = ProcessGroupTransport(dist.group.WORLD, TOPIC)  # type: ignore[arg-type]
-            assert transport.store is not None, "torch made the group"
-            ranks = transport.rank, transport.world_size
-            self._inquiry = Inquiry(transport.store, *ranks, self.state, ENDED)
+            self._inquiry = Inquiry(transport, self.state, ENDED)
             self._inquiry.group_end = transport.when_group_ends(self._leave)
         elif self._inquiry is not None and not self._is_stuck:
             self._look(self._inquiry, ends_by_error=is_last and getattr(sys, "last_value", None) is not None)

@@ -26,7 +26,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from minddp.core.autograd import weakly
@@ -55,12 +54,10 @@ class WatchedTransport(DropsTogether):
 
     waits_again = True
 
-    def __init__(
-        self, transport: Transport, store: dist.Store, limit_s: float, state: Callable[[], RankState | None]
-    ):
+    def __init__(self, transport: Transport, limit_s: float, state: Callable[[], RankState | None]):
         self.rank = transport.rank
         self.world_size = transport.world_size
-        self.store = store
+        self.store = transport.store
         self.adds_after_s = transport.adds_after_s
         self.allocate, self.when_group_ends = transport.allocate, transport.when_group_ends
         self._transport = transport
@@ -75,7 +72,7 @@ class WatchedTransport(DropsTogether):
     @cached_property
     def _inquiry(self) -> Inquiry:
         """Made at the first collective, which all ranks launch; a copy of the wrapper on one rank has none."""
-        inquiry = Inquiry(self.store, self.rank, self.world_size, weakly(self.state))
+        inquiry = Inquiry(self._transport, weakly(self.state))
         weakref.finalize(self, inquiry.close)
         inquiry.group_end = self.when_group_ends(inquiry.close)
         return inquiry
@@ -217,7 +214,7 @@ class WatchedWaits(Extension):
         """Watched if there are peers and a store to ask them, and its waits can be interrupted."""
         if transport.world_size == 1 or transport.store is None or not transport.waits_again:
             return transport
-        return WatchedTransport(transport, transport.store, self.limit_s, partial(state_of, weakref.ref(ddp)))
+        return WatchedTransport(transport, self.limit_s, partial(state_of, weakref.ref(ddp)))
 
 
 def state_of(ddp_ref: Callable[[], DistributedDataParallel | None]) -> RankState | None:

@@ -13,6 +13,7 @@ from minddp.tools.watchdog.check import Check, Finding
 from minddp.tools.watchdog.comparison import NotesComparison
 from minddp.tools.watchdog.drift import DriftCheck
 from minddp.tools.watchdog.misuse import BypassCheck
+from tests.fakes import FakeTransport
 
 
 class Fleet:
@@ -35,7 +36,8 @@ class Fleet:
         ]
         store = dist.HashStore()
         self.exchanges = [
-            NotesComparison(rank, world_size, checks, store) for rank, checks in enumerate(self.checks)
+            NotesComparison(FakeTransport(world_size, rank, store=store), checks)
+            for rank, checks in enumerate(self.checks)
         ]
         for exchange in self.exchanges:
             exchange.open("test")

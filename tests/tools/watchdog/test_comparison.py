@@ -11,6 +11,7 @@ import torch.distributed as dist
 from minddp.tools.watchdog import comparison
 from minddp.tools.watchdog.check import Check, Finding, Notes
 from minddp.tools.watchdog.comparison import NotesComparison
+from tests.fakes import FakeTransport
 
 
 class Scripted(Check):
@@ -33,7 +34,8 @@ def opened(*notes_of_ranks: Notes) -> tuple[list[NotesComparison], dist.Store]:
     """An exchange of each rank, and their store."""
     store = dist.HashStore()
     checks = [{"scripted": Scripted(notes)} for notes in notes_of_ranks]
-    exchanges = [NotesComparison(rank, len(checks), of_rank, store) for rank, of_rank in enumerate(checks)]
+    transports = [FakeTransport(len(checks), rank, store=store) for rank in range(len(checks))]
+    exchanges = [NotesComparison(*pair) for pair in zip(transports, checks, strict=True)]
     for one in exchanges:
         one.open("test")
     return exchanges, store

@@ -39,8 +39,7 @@ class Ranks:
         return self.answers
 
     def transport(self, rank: int = 0) -> WatchedTransport:
-        over = FakeTransport(2, rank=rank, store=self.store)
-        return WatchedTransport(over, self.store, LIMIT_S, RankState)
+        return WatchedTransport(FakeTransport(2, rank=rank, store=self.store), LIMIT_S, RankState)
 
 
 @pytest.fixture
@@ -165,7 +164,8 @@ def test_a_store_whose_file_is_gone_does_not_keep_a_rank(tmp_path: Path, monkeyp
     folder.mkdir()
     store = dist.FileStore(str(folder / "store"), 2)
     store.set_timeout(datetime.timedelta(minutes=30))
-    one = Inquiry(dist.PrefixStore("default", dist.PrefixStore("group", store)), 0, 2, lambda: None)
+    prefixed = dist.PrefixStore("default", dist.PrefixStore("group", store))
+    one = Inquiry(FakeTransport(2, store=prefixed), lambda: None)
     shutil.rmtree(folder)
     one.close()
     assert store.timeout == datetime.timedelta(minutes=30)
@@ -175,7 +175,7 @@ def test_a_store_whose_file_is_gone_does_not_keep_a_rank(tmp_path: Path, monkeyp
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Inquiry, ...]]:
     monkeypatch.setattr(inquiry, "READ_EVERY_S", 0.01)
     store = dist.HashStore()
-    both = [Inquiry(store, rank, 2, RankState) for rank in range(2)]
+    both = [Inquiry(FakeTransport(2, rank, store=store), RankState) for rank in range(2)]
     yield (*both,)
     for one in both:
         one.close()
