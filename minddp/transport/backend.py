@@ -307,12 +307,6 @@ class SharedMemoryGroup(_Base):
         steps = collectives.all_reduce_small if is_small else collectives.all_reduce
         return self._launch(steps, call, opts, tensors, outputs, flat, flat, in_place=not is_small)
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
-        opts = _options(c10d.AllreduceCoalescedOptions, opts)
-        if len(tensors) == 1:
-            return self.allreduce(tensors, opts)
-        return self._keep(self._gloo.allreduce_coalesced(tensors, opts))
-
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None, *, root: int | None = None
     ) -> dist.Work:
@@ -392,6 +386,7 @@ class SharedMemoryGroup(_Base):
     # ------------------------------------------------------------------ by gloo
 
     allgather_coalesced = _by_gloo("allgather_coalesced")
+    allreduce_coalesced = _by_gloo("allreduce_coalesced")
     all_to_all_single = alltoall_base = _by_gloo("alltoall_base")
     alltoall = _by_gloo("alltoall")
     gather = _by_gloo("gather")
