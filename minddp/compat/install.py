@@ -11,7 +11,6 @@ minddp's can be registered as a virtual subclass.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from types import ModuleType
 
@@ -39,18 +38,12 @@ def install() -> ExitStack:
     """
     register()
     undo = ExitStack()
-    for module, name in bound_to(TorchDDP):
-        setattr(module, name, minddp.DistributedDataParallel)
-        undo.callback(setattr, module, name, TorchDDP)
-    return undo
-
-
-def bound_to(it: object) -> Iterator[tuple[ModuleType, str]]:
-    """All global variables outside of minddp whose value is `it`."""
     for key, module in list(sys.modules.items()):
         if key.partition(".")[0] == "minddp" or not isinstance(module, ModuleType):
             continue
         # Not by getattr(), which would import the parts of lazily importing modules.
         for name, value in list(vars(module).items()):
-            if value is it:
-                yield module, name
+            if value is TorchDDP:
+                setattr(module, name, minddp.DistributedDataParallel)
+                undo.callback(setattr, module, name, TorchDDP)
+    return undo

@@ -31,18 +31,10 @@ from minddp.replicas.buffers import BufferHook
 from minddp.replicas.placement import copies_on_side_stream, reduced_parameters, sparse_parameters
 
 
-class _ActiveModule:
-    """The module whose forward is running, or `None`. See `_inside_ddp_forward`."""
-
-    def __get__(self, instance: object, owner: type) -> Any:
-        return TorchDDP._active_ddp_module
-
-
 class DistributedDataParallel(core.DistributedDataParallel):
     __doc__ = core.DistributedDataParallel.__doc__
 
-    _active_ddp_module: ClassVar[Any] = _ActiveModule()
-
+    _active_ddp_module: ClassVar[Any] = None  # set by code that finds this class under torch's name
     _ddp_sink_clone = False  # outputs are never cloned
     _use_python_reducer = False
 
@@ -89,7 +81,7 @@ class DistributedDataParallel(core.DistributedDataParallel):
 
     @classmethod
     def _get_active_ddp_module(cls) -> Any:
-        """Asked by torch.compile. Some code sets it on the class that it finds under torch's name."""
+        """Asked by torch.compile."""
         return cls._active_ddp_module or TorchDDP._active_ddp_module
 
     @contextmanager

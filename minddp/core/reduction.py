@@ -63,7 +63,7 @@ class PendingAllReduce:
         return self.buffer
 
     def when_complete(self, callback: Callable[[], object]) -> None:
-        if hasattr(self.work, "call_when_done"):  # of a transport in shared memory
+        if hasattr(self.work, "call_when_done"):  # of minddp's own transports
             self.work.call_when_done(callback)
         elif hasattr(self.work, "get_future"):
             self.work.get_future().add_done_callback(lambda _future: callback())

@@ -57,11 +57,6 @@ def num_devices(kind: str) -> int:
     return torch.get_device_module(kind).device_count()
 
 
-def make_current(device: torch.device) -> None:
-    """Make `device` the default among devices of its type."""
-    torch.get_device_module(device).set_device(device)
-
-
 def peak_memory_bytes(device: torch.device) -> int:
     """The largest size of this process's tensors on an accelerator; on the CPU, of its resident memory."""
     if device.type == "cpu":

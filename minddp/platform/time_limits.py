@@ -10,10 +10,6 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Unfinished(Exception):
-    """A call did not return within its time limit."""
-
-
 def call_with_limit(call: Callable[[], T], limit_s: float) -> T:
     """The result or error of `call`, unless it outlasts `limit_s`.
 
@@ -22,7 +18,7 @@ def call_with_limit(call: Callable[[], T], limit_s: float) -> T:
     `os._exit`.
 
     Raises:
-        Unfinished: the call has not returned.
+        TimeoutError: the call has not returned.
     """
     future: Future[T] = Future()
 
@@ -34,5 +30,5 @@ def call_with_limit(call: Callable[[], T], limit_s: float) -> T:
 
     threading.Thread(target=run, name="minddp: call with a time limit", daemon=True).start()
     if not wait([future], limit_s).done:
-        raise Unfinished(f"timed out after {limit_s:g} s")
+        raise TimeoutError(f"timed out after {limit_s:g} s")
     return future.result()

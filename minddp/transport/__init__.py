@@ -35,9 +35,9 @@ def open_transport(kind: str, group: dist.ProcessGroup, device: torch.device | N
         raise ValueError(f"Unknown transport {kind!r}; minddp has {', '.join(KINDS)}.")
 
     # Imported here so that the protocols can be imported without any adapter
-    from minddp.transport.backend import SharedMemoryGroup
+    from minddp.transport.backend import SharedMemoryGroup, connect_group
     from minddp.transport.process_group import ProcessGroupTransport
-    from minddp.transport.shared_memory.shared_memory_transport import SharedMemoryTransport
+    from minddp.transport.shared_memory.shared_memory_transport import SharedMemoryTransport, require_gloo
 
     over_group, device = ProcessGroupTransport(group), device or torch.device("cpu")
     if isinstance(group, SharedMemoryGroup) and kind != "nccl" and device.type == "cpu":
@@ -49,7 +49,6 @@ def open_transport(kind: str, group: dist.ProcessGroup, device: torch.device | N
 
         return connect_gpus(over_group, device)
     from minddp.transport.shared_memory.rendezvous import CannotConnect
-    from minddp.transport.shared_memory.shared_memory_transport import connect, require_gloo
 
     if kind == "hierarchical":
         try:
@@ -60,7 +59,9 @@ def open_transport(kind: str, group: dist.ProcessGroup, device: torch.device | N
                 f'transport="process_group".'
             ) from None
     try:
-        return connect(over_group, device, across_hosts=kind == "hierarchical")
+        gloo = require_gloo(over_group, device)
+        shared = connect_group(over_group.store, gloo, across_hosts=kind == "hierarchical")
+        return SharedMemoryTransport(group, shared)
     except CannotConnect as reason:
         if group.rank() == 0:
             level = logging.INFO if kind == "auto" else logging.WARNING

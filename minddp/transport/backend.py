@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._compile import _disable_dynamo
 
-from minddp.transport.hierarchical import Hosts, Lane, all_reduce_across
+from minddp.platform import wording
+from minddp.transport.hierarchical import Lane, all_reduce_across
 from minddp.transport.process_group import time_limit_s
 from minddp.transport.shared_memory import collectives, rendezvous
 from minddp.transport.shared_memory.collectives import SMALL_BYTES
@@ -306,12 +307,6 @@ class SharedMemoryGroup(_Base):
         steps = collectives.all_reduce_small if is_small else collectives.all_reduce
         return self._launch(steps, call, opts, tensors, outputs, flat, flat, in_place=not is_small)
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
-        opts = _options(c10d.AllreduceCoalescedOptions, opts)
-        if len(tensors) == 1:
-            return self.allreduce(tensors, opts)
-        return self._keep(self._gloo.allreduce_coalesced(tensors, opts))
-
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None, *, root: int | None = None
     ) -> dist.Work:
@@ -391,6 +386,7 @@ class SharedMemoryGroup(_Base):
     # ------------------------------------------------------------------ by gloo
 
     allgather_coalesced = _by_gloo("allgather_coalesced")
+    allreduce_coalesced = _by_gloo("allreduce_coalesced")
     all_to_all_single = alltoall_base = _by_gloo("alltoall_base")
     alltoall = _by_gloo("alltoall")
     gather = _by_gloo("gather")
@@ -489,29 +485,30 @@ def connect_group(
         raise CannotConnect("there is only one rank")
     gather = rendezvous.gather_through(gloo)
     names = rendezvous.gather_hosts(gather, rendezvous.name_of_host())
-    hosts = Hosts.grouped(names)
-    if len(hosts.ranks) == 1:
+    hosts = sorted(wording.by_value(dict(enumerate(names))).values())  # the ranks of each; both in ascending order
+    if len(hosts) == 1:
         host = rendezvous.connect_ranks(gather, rank, range(size))
         return SharedMemoryGroup(gloo, host)
     if not across_hosts:
         other = next(rank for rank, name in enumerate(names) if name != names[0])
         raise CannotConnect(f"rank {other} is on another host than rank 0, or in a container with its own network")
-    if len(hosts.ranks) == size:
+    if len(hosts) == size:
         raise CannotConnect("every rank is on a host of its own")
     token, *_ = gather(secrets.token_hex(8))  # for keys in the store that are not used yet
-    beside = hosts.ranks_beside(rank)
-    local_rank = beside.index(rank)
+    beside = next(ranks for ranks in hosts if rank in ranks)
+    local_rank, num_lanes = beside.index(rank), min(map(len, hosts))
 
     def make_lane() -> Lane | None:
-        if local_rank >= hosts.num_lanes:
+        if local_rank >= num_lanes:
             return None
         if store is None:
             raise RuntimeError("the group has no store through which hosts could connect")
         lane_store = dist.PrefixStore(f"minddp/lane/{token}/{local_rank}", store)
-        return Lane(lane_store, hosts.lane(local_rank), rank, rendezvous.CONNECT_LIMIT_S, time_limit_s(gloo))
+        of_lane = [ranks[local_rank] for ranks in hosts]
+        return Lane(lane_store, of_lane, rank, rendezvous.CONNECT_LIMIT_S, time_limit_s(gloo))
 
     host = rendezvous.connect_ranks(gather, rank, beside, make_lane)
-    return SharedMemoryGroup(gloo, host, hosts.num_lanes)
+    return SharedMemoryGroup(gloo, host, num_lanes)
 
 
 def _listed(tensors: Any) -> Any:

@@ -34,7 +34,6 @@ import ctypes
 import datetime
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -57,34 +56,6 @@ GRACE_S = 2.0  # for chunks in flight when a lane is closed
 HEAD_START_S = 5.0  # shared memory times out before gloo, since it knows which rank is missing
 
 GlooFuture = torch.futures.Future[Any]
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """`ranks[h]` are the ranks on host h, ascending. Hosts are in the order of their lowest ranks.
-
-    Ranks that can share memory are on one host: they have one kernel and one network namespace.
-    """
-
-    ranks: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def grouped(cls, names: Sequence[str]) -> Hosts:
-        """From the name of each rank's host, in rank order."""
-        return cls(tuple(sorted(map(tuple, wording.by_value(dict(enumerate(names))).values()))))
-
-    @property
-    def num_lanes(self) -> int:
-        """The number of ranks on the smallest host."""
-        return min(map(len, self.ranks))
-
-    def ranks_beside(self, rank: int) -> tuple[int, ...]:
-        """All ranks on this rank's host, itself included. Its index among them is its local rank."""
-        return next(ranks for ranks in self.ranks if rank in ranks)
-
-    def lane(self, local_rank: int) -> list[int]:
-        """The ranks with this local rank, host by host."""
-        return [ranks[local_rank] for ranks in self.ranks]
 
 
 class Crossing(NamedTuple):

@@ -378,11 +378,7 @@ class Asks(nn.Module):
         return self.layer(x)
 
     def active(self) -> tuple[Any, ...]:
-        return (
-            TorchDDP._get_active_ddp_module(),
-            minddp.DistributedDataParallel._get_active_ddp_module(),
-            minddp.DistributedDataParallel._active_ddp_module,
-        )
+        return TorchDDP._get_active_ddp_module(), minddp.DistributedDataParallel._get_active_ddp_module()
 
 
 @on_ranks(2)
@@ -390,11 +386,11 @@ def test_the_module_whose_forward_runs_is_the_active_one(rank: int) -> None:
     inner = minddp.DistributedDataParallel(Asks())
     outer = minddp.DistributedDataParallel(Asks(inner))
     outer(batch(rank))
-    assert outer.module.seen == [(outer,) * 3] * 2
-    assert inner.module.seen == [(inner,) * 3]
-    assert outer.module.active() == (None,) * 3
+    assert outer.module.seen == [(outer,) * 2] * 2
+    assert inner.module.seen == [(inner,) * 2]
+    assert outer.module.active() == (None,) * 2
     with outer._inside_ddp_forward():
-        assert outer.module.active() == (outer,) * 3
+        assert outer.module.active() == (outer,) * 2
 
 
 @on_ranks(2)

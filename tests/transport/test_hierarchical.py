@@ -19,7 +19,6 @@ import torch.distributed as dist
 
 import minddp
 from minddp.transport import Transport, backend, hierarchical, open_transport
-from minddp.transport.hierarchical import Hosts
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import rendezvous
 from minddp.transport.shared_memory.addition_order import (
@@ -42,21 +41,6 @@ from tests.transport.places import (
     search,
 )
 
-# ---------------------------------------------------------------------- which rank is on which host
-
-
-def test_hosts_are_in_the_order_of_their_lowest_ranks() -> None:
-    hosts = Hosts.grouped("abacbaa")
-    assert hosts.ranks == ((0, 2, 5, 6), (1, 4), (3,))
-    assert [hosts.ranks_beside(rank) for rank in (3, 4, 5)] == [(3,), (1, 4), (0, 2, 5, 6)]
-
-
-def test_there_are_as_many_lanes_as_the_smallest_host_has_ranks() -> None:
-    assert Hosts.grouped("aaabb").num_lanes == 2
-    assert Hosts.grouped("abbb").num_lanes == 1
-    assert [Hosts.grouped("aaabb").lane(seat) for seat in range(2)] == [[0, 3], [1, 4]]
-
-
 # ---------------------------------------------------------------------- what comes out
 
 
@@ -65,18 +49,18 @@ def route(chunk: int, world_size: int) -> list[int]:
     return [(chunk - step) % world_size for step in range(1, world_size + 1)]
 
 
-def in_documented_order(addends: Sequence[torch.Tensor], hosts: Hosts) -> torch.Tensor:
+def in_documented_order(addends: Sequence[torch.Tensor], letters: str) -> torch.Tensor:
     """See [Note: the order of addition between hosts]. Once more, without anything that moves bytes."""
     total, itemsize = torch.empty_like(addends[0]), addends[0].itemsize
+    hosts = [[rank for rank, name in enumerate(letters) if name == host] for host in dict.fromkeys(letters)]
+    num_lanes = min(map(len, hosts))
 
     def add(tensors: Iterator[torch.Tensor]) -> torch.Tensor:
         return reduce(torch.add, tensors)
 
-    for seat in range(hosts.num_lanes):
-        first, stop = chunk_bounds(seat, hosts.num_lanes, total.numel(), itemsize)
-        of_host = [
-            add(addends[ranks[stop_at]][first:stop] for stop_at in route(seat, len(ranks))) for ranks in hosts.ranks
-        ]
+    for seat in range(num_lanes):
+        first, stop = chunk_bounds(seat, num_lanes, total.numel(), itemsize)
+        of_host = [add(addends[ranks[at]][first:stop] for at in route(seat, len(ranks))) for ranks in hosts]
         for chunk in range(len(of_host)):
             part = slice(*chunk_bounds(chunk, len(of_host), stop - first, itemsize))
             total[first:stop][part] = add(of_host[host][part] for host in route(chunk, len(of_host)))
@@ -84,11 +68,11 @@ def in_documented_order(addends: Sequence[torch.Tensor], hosts: Hosts) -> torch.
 
 
 def other_than_documented(rank: int, letters: str, cases: list[Case]) -> list[Case]:
-    transport, hosts = opened_on(letters), Hosts.grouped(letters)
-    assert transport._shared._num_lanes == hosts.num_lanes
+    transport = opened_on(letters)
+    assert transport._shared._num_lanes == min(map(letters.count, letters))
 
     def documented(*case: Any) -> torch.Tensor:
-        return in_documented_order([random_values(each, *case) for each in range(len(letters))], hosts)
+        return in_documented_order([random_values(each, *case) for each in range(len(letters))], letters)
 
     return differing(transport, cases, documented)
 

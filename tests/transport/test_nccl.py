@@ -164,11 +164,10 @@ def test_what_nccl_does_not_carry_is_left_to_the_group(gpu: FakeGpu) -> None:
     assert [link.all_reduce(sparse), link.all_reduce(flags)] == ["the group's work"] * 2
 
 
-def test_a_future_is_called_at_once_behind_the_collective(gpu: FakeGpu) -> None:
+def test_a_callback_is_called_at_once_behind_the_collective(gpu: FakeGpu) -> None:
     """What the x-ray stamps there is the moment of completion on the device."""
     link, caller = gpu.transport(), gpu.current
-    future = link.all_reduce(torch.ones(1)).get_future()
-    future.add_done_callback(lambda _done: torch.cuda.current_stream().record_event())  # type: ignore[attr-defined]
+    link.all_reduce(torch.ones(1)).call_when_done(lambda: torch.cuda.current_stream().record_event())
     assert link._communicator.stream.asked == ["wait", "kernel", "record", "record"]
     assert gpu.current is caller
 

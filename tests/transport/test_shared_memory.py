@@ -22,7 +22,7 @@ from minddp.transport import open_transport
 from minddp.transport.process_group import ProcessGroupTransport
 from minddp.transport.shared_memory import collectives, rendezvous
 from minddp.transport.shared_memory.rendezvous import CannotConnect
-from minddp.transport.shared_memory.shared_memory_transport import SharedMemoryTransport, connect
+from minddp.transport.shared_memory.shared_memory_transport import SharedMemoryTransport, require_gloo
 from tests.ranks import RankFailure, RankPool, on_ranks
 from tests.transport.places import (
     CPU,
@@ -90,7 +90,7 @@ def test_one_rank_and_other_devices_use_the_process_group(rank: int) -> None:
 
 def test_a_group_with_an_all_reduce_of_its_own_keeps_it() -> None:
     with pytest.raises(CannotConnect, match="OwnAllReduce may have an all-reduce of its own"):
-        connect(ProcessGroupTransport(OwnAllReduce(0, 2)), CPU, across_hosts=False)
+        require_gloo(ProcessGroupTransport(OwnAllReduce(0, 2)), CPU)
 
 
 def test_unknown_kinds_are_refused() -> None:

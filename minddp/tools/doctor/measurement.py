@@ -89,7 +89,7 @@ def run_on_all(
 def measure(messages: Messages, device: torch.device, limit_s: float) -> Link:
     """Make the default process group, check a sum, and measure all-reduces."""
     if device.type == "cuda":
-        streams.make_current(device)
+        torch.get_device_module(device).set_device(device)
     dist.init_process_group(
         dist.get_default_backend_for_device(device),
         store=dist.PrefixStore(f"{messages.topic}/group", messages.store),

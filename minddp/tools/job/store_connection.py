@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from minddp.platform.time_limits import Unfinished, call_with_limit
+from minddp.platform.time_limits import call_with_limit
 from minddp.tools.job.place import Place
 
 RETRY_S = 0.5
@@ -58,7 +58,7 @@ def _tcp_store(address: str, port: int, hosts: bool, limit_s: float) -> dist.Sto
         return call_with_limit(
             lambda: dist.TCPStore(address, port, None, hosts, limit, wait_for_workers=False), limit_s + 1
         )
-    except (RuntimeError, Unfinished) as error:
+    except (RuntimeError, TimeoutError) as error:
         fact = "cannot listen" if hosts else "no store answers"
         raise StoreUnreachable(f"{fact}: {first_line(error)}") from error
 
@@ -69,10 +69,7 @@ def resolve(name: str, limit_s: float) -> tuple[str, ...]:
     Raises:
         OSError: it has none, or the resolver does not answer in time.
     """
-    try:
-        found = call_with_limit(lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM), limit_s)
-    except Unfinished as error:
-        raise socket.gaierror(socket.EAI_AGAIN, str(error)) from None
+    found = call_with_limit(lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM), limit_s)
     return tuple(dict.fromkeys(str(info[4][0]) for info in found))
 
 

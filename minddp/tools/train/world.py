@@ -46,7 +46,7 @@ def open_world(settings: Settings) -> Iterator[World]:
     logging.captureWarnings(True)
     torch.set_num_threads(settings.threads)
     if device.type == "cuda":
-        streams.make_current(device)
+        torch.get_device_module(device).set_device(device)
     if settings.deterministic == "on" or (settings.deterministic == "auto" and on_cpu):
         # cuBLAS needs this variable for repeatable bits, and reads it at its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

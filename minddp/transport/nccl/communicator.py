@@ -123,14 +123,10 @@ class NcclWork:
         self._communicator.raise_if_failed()
         torch.cuda.current_stream(self._communicator.device).wait_event(self._done)
 
-    def get_future(self) -> NcclWork:
-        """As with torch's NCCL, a future that is done once the collective has been enqueued: this object."""
-        return self
-
-    def add_done_callback(self, callback: Callable[[NcclWork], object]) -> None:
-        """Call it at once, with a current stream that is behind the collective."""
+    def call_when_done(self, call: Callable[[], object]) -> None:
+        """At once, with a current stream that is behind the collective."""
         with torch.cuda.stream(self._communicator.stream):
-            callback(self)
+            call()
 
 
 def _check_regularly(reference: weakref.ref[Communicator], stop: threading.Event, on_device: OnDevice) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from minddp.platform import wording
 from minddp.platform.store import Messages
-from minddp.platform.time_limits import Unfinished, call_with_limit
+from minddp.platform.time_limits import call_with_limit
 from minddp.transport.nccl.communicator import Communicator, OnDevice
 from minddp.transport.process_group import ProcessGroupTransport, backend_for, time_limit_s
 from minddp.transport.protocols import Transport, Work
@@ -153,7 +153,7 @@ def call_on_device(make_handle: Any, on_device: OnDevice, limit_s: float) -> Any
 
     try:
         return call_with_limit(call, limit_s)
-    except Unfinished as error:
+    except TimeoutError as error:
         raise RuntimeError(
             f"All ranks came, but NCCL did not connect them within {limit_s:g} s. NCCL_DEBUG=INFO logs the network "
             f"that it tries; NCCL_SOCKET_IFNAME selects another one."

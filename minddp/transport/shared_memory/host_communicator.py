@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,28 +42,6 @@ MESSAGES_EVERY = 64  # collectives, so that a rank that never sleeps still learn
 DESTROYED = "The process group was destroyed while this collective was in flight."
 _log = logging.getLogger(__name__)
 _completing = threading.RLock()
-
-
-class _Flag:
-    """An event that a signal handler may set, though it interrupts a thread that sets it."""
-
-    def __init__(self) -> None:
-        self._not_set = threading.Lock()
-        self._not_set.acquire()
-
-    def set(self) -> None:
-        try:  # noqa: SIM105
-            self._not_set.release()
-        except RuntimeError:  # it is set
-            pass
-
-    def clear(self) -> None:
-        self._not_set.acquire(blocking=False)
-
-    def wait(self, limit_s: float) -> None:
-        """For one thread."""
-        if self._not_set.acquire(timeout=limit_s):
-            self.set()
 
 
 class HostCommunicator:
@@ -139,7 +119,7 @@ class HostCommunicator:
     def hurry(self, collective: Collective) -> None:
         """Let the progress thread advance it without delay."""
         collective.is_urgent = True
-        self._progress.urgent.set()
+        self._progress.urgent.put(None)
         self._engine.wake_self()
 
     def call_when_done(
@@ -252,7 +232,7 @@ class _ProgressThread(threading.Thread):
     def __init__(self, engine: ProgressEngine, delay_s: float):
         super().__init__(name="minddp shared memory", daemon=True)
         self.turn = threading.RLock()  # to advance the engine
-        self.urgent = _Flag()
+        self.urgent: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may put while a thread does
         self.will_look = False  # True while it waits out the delay; then it looks at all that is in flight
         self._engine = engine
         self._delay_s = delay_s
@@ -265,7 +245,8 @@ class _ProgressThread(threading.Thread):
             engine.peers.sleep(limit_ms)
             self.will_look = True
             engine.control.set_asleep(PROGRESS_ASLEEP, False)
-            self.urgent.wait(self._delay_s)
+            with suppress(queue.Empty):
+                self.urgent.get(timeout=self._delay_s)
             self.will_look = False
             try:
                 limit_ms = self._make_progress()
@@ -287,7 +268,7 @@ class _ProgressThread(threading.Thread):
         if os.getpid() != self._process:  # a forked child has copies of all, but not the thread
             return
         self._engine.peers.shut_down()
-        self.urgent.set()
+        self.urgent.put(None)
         # The garbage collector may call this in this thread, a signal handler in one that has the turn.
         if self is not threading.current_thread() and not self.turn._is_owned():  # type: ignore[attr-defined]
             self.join(GRACE_S)
@@ -296,12 +277,13 @@ class _ProgressThread(threading.Thread):
         """Advance everything that can advance. Returns how long the thread may sleep, in milliseconds."""
         engine = self._engine
         with self.turn:  # a waiting thread that has it advances everything meanwhile
-            self.urgent.clear()
+            while not self.urgent.empty():
+                self.urgent.get()
             engine.receive()
             engine.fail_if_hopeless()
             finished = engine.advance()
             if any(collective.is_urgent for collective in engine.in_flight()):
-                self.urgent.set()
+                self.urgent.put(None)
         if any(collective.is_urgent and collective.when_done for collective in finished):
             # Callbacks of futures may wait for another collective
             thread = threading.Thread(target=_complete, args=(finished,), name="minddp callbacks", daemon=True)

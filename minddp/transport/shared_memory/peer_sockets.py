@@ -77,7 +77,6 @@ class PeerSockets:
     """
 
     def __init__(self, peers: Mapping[int, Peer]):
-        self._process = os.getpid()
         self._peers = peers
         self._to_self, self._from_self = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.is_closed = False
@@ -121,11 +120,10 @@ class PeerSockets:
                 )
 
     def shut_down(self) -> None:
-        """Make `poll` and `sleep` return, with `is_closed`. No effect in a forked child, which has copies."""
-        if os.getpid() == self._process:
-            self.is_closed = True
-            with suppress(OSError):  # closed before
-                self._to_self.shutdown(socket.SHUT_RDWR)
+        """Make `poll` and `sleep` return, with `is_closed`. Not for a forked child, which has copies."""
+        self.is_closed = True
+        with suppress(OSError):  # closed before
+            self._to_self.shutdown(socket.SHUT_RDWR)
 
     # ------------------------------------------------------------------ for one thread at a time
 

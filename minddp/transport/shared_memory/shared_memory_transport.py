@@ -7,20 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minddp.transport.backend import SharedMemoryGroup, connect_group
+from minddp.transport.backend import SharedMemoryGroup
 from minddp.transport.process_group import ProcessGroupTransport, backend_for
 from minddp.transport.protocols import Work
 from minddp.transport.shared_memory.rendezvous import CannotConnect
-
-
-def connect(group: ProcessGroupTransport, device: torch.device, *, across_hosts: bool) -> SharedMemoryTransport:
-    """The transport between the ranks of `group`, for tensors on `device`. Collective.
-
-    Raises:
-        CannotConnect: they cannot share memory. On every rank, with the same reason.
-    """
-    gloo = require_gloo(group, device)
-    return SharedMemoryTransport(group.group, connect_group(group.store, gloo, across_hosts=across_hosts))
 
 
 def require_gloo(group: ProcessGroupTransport, device: torch.device) -> Any:

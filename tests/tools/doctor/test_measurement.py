@@ -76,7 +76,7 @@ def test_every_rank_gets_the_values_and_the_errors_of_all() -> None:
 
 def test_a_part_has_a_time_limit() -> None:
     never = threading.Event()
-    errors = {1: "Unfinished: timed out after 0.5 s"}
+    errors = {1: "TimeoutError: timed out after 0.5 s"}
     assert outcomes(lambda rank: never.wait() if rank == 1 else rank, 0.5) == [({0: 0, 2: 2}, errors)] * 3
     never.set()
 
