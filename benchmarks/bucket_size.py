@@ -9,20 +9,18 @@ what "auto" has chosen, with the time that it predicts and the time that it meas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
-from benchmarks.contestants import FLOOR, STEPS_UNTIL_TUNED, Contestant, minddp_over, wrapped_by
+from benchmarks.contestants import FLOOR, Contestant, minddp_over, settled_step, wrapped_by
 from benchmarks.display import RATIO, Table, table_of
 from benchmarks.harness import estimate
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.race import Raced, race_workload
-from benchmarks.workloads import Step, WorkloadName, workload
-from minddp import DistributedDataParallel
+from benchmarks.workloads import WorkloadName, training_step, workload
 
 FAMILIES = {
     "torch": NativeDDP,
@@ -56,7 +54,7 @@ def time_workloads(rank: int, config: Config) -> dict[str, Any]:
 
 def time_workload(rank: int, name: WorkloadName, config: Config) -> dict[str, Any]:
     task = workload(name, config.workload_size)
-    raced = race_workload(rank, task, field_of(config.caps_mib), config, tune)
+    raced = race_workload(rank, task, field_of(config.caps_mib), config)
     return raced.described() | {
         "no_wrapper_ms": raced.median_ms(FLOOR),
         "families": {
@@ -64,14 +62,6 @@ def time_workload(rank: int, name: WorkloadName, config: Config) -> dict[str, An
             for family in FAMILIES
         },
     }
-
-
-def tune(models: Mapping[str, nn.Module], steps: Mapping[str, Step]) -> None:
-    """Take so many steps that each wrapper with `bucket_cap_mb="auto"` has settled its buckets. Collective."""
-    for name, model in models.items():
-        if isinstance(model, DistributedDataParallel) and name.endswith("auto"):
-            for _ in range(STEPS_UNTIL_TUNED):
-                steps[name]()
 
 
 def heats_of(family: str, caps_mib: tuple[float, ...]) -> dict[str, dict[str, Any]]:
@@ -94,7 +84,13 @@ def field_of(caps_mib: tuple[float, ...]) -> list[Contestant]:
     return [
         Contestant(FLOOR, "floors"),
         *(
-            Contestant(seat(family, heat), heat, torch_beside(heat), wrapped_by(FAMILIES[family], options))
+            Contestant(
+                seat(family, heat),
+                heat,
+                torch_beside(heat),
+                wrapped_by(FAMILIES[family], options),
+                settled_step if heat == "auto" else training_step,
+            )
             for heat, options in heats_of("minddp", caps_mib).items()
             for family in FAMILIES
             if heat in heats_of(family, caps_mib)

@@ -188,6 +188,14 @@ def minddp_over(transport: str) -> Callable[..., nn.Module]:
     return lambda model, **options: DistributedDataParallel(model, transport=transport, **options)
 
 
+def settled_step(model: nn.Module, task: Workload, rank: int) -> Step:
+    """A training step, taken until `bucket_cap_mb="auto"` has settled the buckets. Collective."""
+    step = training_step(model, task, rank)
+    for _ in range(STEPS_UNTIL_TUNED):
+        step()
+    return step
+
+
 def native_over_minddp(model: nn.Module) -> nn.Module:
     return NativeDDP(model, process_group=dist.new_group(backend="minddp"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from benchmarks.contestants import FLOOR, Contestant, whole
 from benchmarks.display import progress
 from benchmarks.harness import Estimate, Times, compare, estimate, median_ms, timed_race
 from benchmarks.question import RaceOptions
-from benchmarks.workloads import Step, Workload, device_of
+from benchmarks.workloads import Workload, device_of
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,12 @@ def race_workload(
     task: Workload,
     field: Sequence[Contestant],
     config: RaceOptions,
-    prepare: Callable[[Mapping[str, nn.Module], Mapping[str, Step]], object] = lambda models, steps: None,
     device: str = "cpu",
 ) -> Raced:
-    """Race all of `field`, each on a copy of the task's model. `prepare` precedes the first round. Collective."""
+    """Race all of `field`, each on a copy of the task's model. Collective."""
     torch.manual_seed(config.seed)
     models = enter(field, task.model().to(device))
     steps = {c.name: c.step(models[c.name], task, rank) for c in field}
-    prepare(models, steps)
     wall = timed_race(
         steps,
         heats(field),
