@@ -26,10 +26,10 @@ from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
 from benchmarks.contestants import BASELINE, FLOOR, Contestant, minddp_over, settled_step, wrapped_by
 from benchmarks.display import RATIO, Table, table_of
-from benchmarks.harness import Times, in_ms, median_ms
+from benchmarks.harness import Times, median_ms
 from benchmarks.namespaces import HOSTS, bytes_per_second, settle, two_hosts
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.race import Raced, race_workload
+from benchmarks.race import race_workload
 from benchmarks.workloads import WorkloadName, workload
 
 TRANSPORTS = ("process_group", "hierarchical")
@@ -83,8 +83,7 @@ def time_workload(rank: int, name: WorkloadName, config: Config) -> dict[str, An
     gradient_bytes = sum(p.nbytes for p in raced.models[FLOOR].parameters())
     return raced.described() | {
         "floors_ms": floors(raced.wall, gradient_bytes, config),
-        "contestants": {c.name: figures(c.name, raced) for c in field if c.baseline is not None},
-        "rounds_ms": in_ms(raced.wall),
+        "contestants": {c.name: raced.figures(c) for c in field if c.baseline},
     }
 
 
@@ -120,15 +119,6 @@ def floors(wall: Times, gradient_bytes: int, config: Config) -> dict[str, Any]:
             "process_group": 1e3 * least_s * 2 * (config.world_size - 1) / config.world_size,
             "hierarchical": 1e3 * least_s * 2 * (HOSTS - 1) / HOSTS,
         },
-    }
-
-
-def figures(name: str, raced: Raced) -> dict[str, Any]:
-    """The figures of one contestant; estimates are paired round by round."""
-    return {
-        "median_ms": raced.median_ms(name),
-        "ratio": raced.ratio(name, BASELINE),
-        "exposed_ms": raced.added_ms(name),
     }
 
 

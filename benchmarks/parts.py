@@ -30,9 +30,8 @@ from torch import nn
 
 from benchmarks.contestants import Contestant
 from benchmarks.display import RATIO, Table, table_of
-from benchmarks.harness import in_ms
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.race import Raced, race_workload
+from benchmarks.race import race_workload
 from benchmarks.workloads import Workload, WorkloadName, training_step, workload
 from minddp import DistributedDataParallel
 from minddp.core import gradient_aliasing, packing
@@ -126,10 +125,9 @@ def time_workload(rank: int, name: WorkloadName, config: Config) -> dict[str, An
         raced = race_workload(rank, task, field, config)
     return raced.described() | {
         "transports": {
-            transport: {c.name.rpartition(", ")[0]: figures(c, raced) for c in field if c.heat == transport}
+            transport: {c.name.rpartition(", ")[0]: raced.figures(c) for c in field if c.heat == transport}
             for transport in config.transports
         },
-        "rounds_ms": in_ms(raced.wall),
     }
 
 
@@ -158,16 +156,6 @@ def wrapped_and_trained(change: Change, transport: str, task: Workload, rank: in
         return ddp
 
     return change(build)
-
-
-def figures(contestant: Contestant, raced: Raced) -> dict[str, Any]:
-    """The figures of one contestant, beside the wrapper as it comes over the same transport. Collective."""
-    assert contestant.baseline is not None, "none is a floor"
-    return {
-        "median_ms": raced.median_ms(contestant.name),
-        "ratio": raced.ratio(contestant.name, contestant.baseline),
-        "same_bits": raced.same_bits(contestant),
-    }
 
 
 def earns(median: float, low: float) -> bool:

@@ -18,7 +18,7 @@ import tyro
 
 from benchmarks.contestants import BASELINE, FLOOR, Transports, candidate, on_ranks
 from benchmarks.display import Table, table_of
-from benchmarks.harness import compare, estimate, in_ms
+from benchmarks.harness import compare, estimate
 from benchmarks.own_model import has_parts, imported, own_workload
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.race import race_workload
@@ -75,9 +75,7 @@ def time_ranks(rank: int, config: Config) -> dict[str, Any]:
             }
     missing = [] if splits else [f"Not strong: make() of {config.model} has no parameter `parts`."]
     question = "steps of several numbers of ranks, beside one rank without a wrapper"
-    return report_of(
-        question, config, **raced.described(), kinds=figures, missing=missing, rounds_ms=in_ms(raced.wall)
-    )
+    return report_of(question, config, **raced.described(), kinds=figures, missing=missing)
 
 
 def task_of(config: Config, parts: int) -> Workload:

@@ -30,9 +30,8 @@ from benchmarks.contestants import (
     Transports,
 )
 from benchmarks.display import RATIO, Table, table_of
-from benchmarks.harness import in_ms
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.race import Raced, race_workload
+from benchmarks.race import race_workload
 from benchmarks.workloads import Workload
 
 
@@ -96,24 +95,9 @@ def time_workload(rank: int, task: Workload, config: Config) -> dict[str, Any]:
         | over
         | {
             "no_wrapper_ms": raced.median_ms(FLOOR),
-            "contestants": {c.name: figures(c, raced) for c in field if c.baseline},
-            "rounds_ms": in_ms(raced.wall),
+            "contestants": {c.name: raced.figures(c) for c in field if c.baseline},
         }
     )
-
-
-def figures(contestant: Contestant, raced: Raced) -> dict[str, Any]:
-    """The figures of one contestant. Collective."""
-    name, baseline = contestant.name, contestant.baseline
-    assert baseline is not None, "floors have no baseline"
-    return {
-        "baseline": baseline,
-        "median_ms": raced.median_ms(name),
-        "ratio": raced.ratio(name, baseline),
-        "exposed_ms": raced.added_ms(name),
-        "exposed_ratio": raced.added_ratio(name, baseline),
-        "same_bits": raced.same_bits(contestant),
-    }
 
 
 # ------------------------------------------------------------------ tables
