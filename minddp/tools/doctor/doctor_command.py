@@ -125,9 +125,10 @@ class Examination:
         self._tell(verdicts.judge_arrivals(self._place, sheets, limit_s))
         self._tell(*verdicts.judge_settings(sheets))
         measuring = partial(measure, messages, device, limit_s)
-        links, errors = run_on_all(messages, "measure", measuring, 3 * limit_s)
+        link, errors = run_on_all(messages, measuring, 3 * limit_s)
         self._tell(verdicts.judge_network(sheets, errors))
-        self._tell(verdicts.judge_link(links[0]))
+        assert link is not None, "without it there is an error"
+        self._tell(verdicts.judge_link(link))
 
     def _tell(self, *results: CheckResult) -> None:
         if self._place.rank == 0 or 0 not in self._sheets:
