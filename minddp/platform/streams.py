@@ -6,7 +6,6 @@ operation is done when its call returns, so there are no streams. Only `transpor
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,13 +59,6 @@ def num_devices(kind: str) -> int:
 def make_current(device: torch.device) -> None:
     """Make `device` the default among devices of its type."""
     torch.get_device_module(device).set_device(device)
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The largest size of this process's tensors on an accelerator; on the CPU, of its resident memory."""
-    if device.type == "cpu":
-        return 2**10 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return torch.accelerator.max_memory_allocated(device)
 
 
 def properties(device: torch.device) -> Any:
