@@ -39,10 +39,10 @@ conformance: venv  ## Run PyTorch's own tests of DDP with torch's class and with
 fuzz: venv  ## Search longer for a difference from torch's DDP (MINDDP_FUZZ_EXAMPLES, default 3000).
 	$(PY) -m tests.parity --count $${MINDDP_FUZZ_EXAMPLES:-3000}
 
-bench: venv  ## Measure everything beside torch's DDP, and draw the figures (20 minutes, on an idle machine).
+bench: venv  ## Measure everything beside torch's DDP, and draw the figure (20 minutes, on an idle machine).
 	$(PY) -m benchmarks everything
 
-plots: venv  ## Draw the figures again, from what has been measured.
+plots: venv  ## Draw the figure again, from what has been measured.
 	$(PY) -m benchmarks plots
 
 OUT ?= build/gpu

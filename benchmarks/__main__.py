@@ -14,7 +14,7 @@ QUESTIONS = {
     "bucket_size": "how does a step depend on the size of the buckets?",
     "growth": "how does cost grow with tensors, bytes, ranks, and in memory?",
     "collectives": "how long do collectives take by the backend minddp, beside gloo and memcpy?",
-    "plots": "draw the figures of versus_torch and collectives, and write the tables of all results",
+    "plots": "draw the figure of versus_torch, and write the tables of all results",
     "everything": "all of the above in this order, with the same options",
     "scaling": "how fast are 1, 2, 4, ... ranks, weak and strong?",
     "parts": "how much does a step gain by each optimisation, and lose by the guard, check_finite and x-ray?",

@@ -1,45 +1,32 @@
-"""How does a step depend on the size of the buckets, and does `bucket_cap_mb="auto"` find and predict a good one?
+"""How does a step depend on the size of the buckets, and does `bucket_cap_mb="auto"` find a good one?
 
     python -m benchmarks bucket_size     # about four minutes on two cores
 
 Small buckets leave early but pay a latency each; large ones leave late, and nothing hides the last one. Each
-capacity is a heat of torch's class and minddp's, by the process group and by shared memory. Beside minddp's steps
-stand the predictions of "auto" for them.
-
-[Note: a step's prediction]
-`bucket_cap_mb="auto"` observes backwards by the default plan, and predicts from these how long one takes by another
-plan. The rest of a step does not depend on the plan. So a step is predicted to take as long as one by the default
-plan in the same round of the race, plus what the backward is predicted to gain or lose. Any plan can be predicted
-so, also those that "auto" has not chosen: a stronger check, as they are further from the default.
+capacity is a heat of torch's class and minddp's, by the process group and by shared memory. Below the steps stands
+what "auto" has chosen, with the time that it predicts and the time that it measures (`ddp.tuning`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
-from benchmarks.contestants import FLOOR, STEPS_UNTIL_TUNED, Contestant, minddp_over, wrapped_by
+from benchmarks.contestants import FLOOR, Contestant, minddp_over, settled_step, wrapped_by
 from benchmarks.display import RATIO, Table, table_of
 from benchmarks.harness import estimate
 from benchmarks.question import RaceOptions, Report, ask, report_of
 from benchmarks.race import Raced, race_workload
-from benchmarks.workloads import Step, WorkloadName, workload
-from minddp import DistributedDataParallel
-from minddp.core.plan import BucketPlan
-from minddp.tools.forecast.auto_buckets import Tuning
-from minddp.tools.forecast.step_model import predicted_s
+from benchmarks.workloads import WorkloadName, training_step, workload
 
 FAMILIES = {
     "torch": NativeDDP,
     "minddp": minddp_over("process_group"),
     "minddp, shared memory": minddp_over("shared_memory"),
 }
-AIM = 0.10  #: the largest error of a prediction, as a share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +49,12 @@ def main(config: Config) -> None:
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     timed = {name: time_workload(rank, name, config) for name in config.workloads}
-    return report_of("time of a step by the capacity of the buckets", config, aim=AIM, workloads=timed)
+    return report_of("time of a step by the capacity of the buckets", config, workloads=timed)
 
 
 def time_workload(rank: int, name: WorkloadName, config: Config) -> dict[str, Any]:
     task = workload(name, config.workload_size)
-    raced = race_workload(rank, task, field_of(config.caps_mib), config, tune)
+    raced = race_workload(rank, task, field_of(config.caps_mib), config)
     return raced.described() | {
         "no_wrapper_ms": raced.median_ms(FLOOR),
         "families": {
@@ -75,14 +62,6 @@ def time_workload(rank: int, name: WorkloadName, config: Config) -> dict[str, An
             for family in FAMILIES
         },
     }
-
-
-def tune(models: Mapping[str, nn.Module], steps: Mapping[str, Step]) -> None:
-    """Take so many steps that each wrapper with `bucket_cap_mb="auto"` has settled its buckets. Collective."""
-    for name, model in models.items():
-        if isinstance(model, DistributedDataParallel) and name.endswith("auto"):
-            for _ in range(STEPS_UNTIL_TUNED):
-                steps[name]()
 
 
 def heats_of(family: str, caps_mib: tuple[float, ...]) -> dict[str, dict[str, Any]]:
@@ -105,7 +84,13 @@ def field_of(caps_mib: tuple[float, ...]) -> list[Contestant]:
     return [
         Contestant(FLOOR, "floors"),
         *(
-            Contestant(seat(family, heat), heat, torch_beside(heat), wrapped_by(FAMILIES[family], options))
+            Contestant(
+                seat(family, heat),
+                heat,
+                torch_beside(heat),
+                wrapped_by(FAMILIES[family], options),
+                settled_step if heat == "auto" else training_step,
+            )
             for heat, options in heats_of("minddp", caps_mib).items()
             for family in FAMILIES
             if heat in heats_of(family, caps_mib)
@@ -122,39 +107,6 @@ def figures(raced: Raced, family: str, heat: str) -> dict[str, Any]:
         "ratio": raced.ratio(name, torch_beside(heat)),
         "buckets": len(plan.buckets) if plan is not None else None,
         "tuning": str(raced.models[name].tuning) if heat == "auto" else None,
-        "forecast": forecast_of(raced, family, heat),
-    }
-
-
-def forecast_of(raced: Raced, family: str, heat: str) -> dict[str, Any] | None:
-    """The prediction by "auto" of the same family.
-
-    `None` for torch, and for the default plan, as that is the plan that "auto" has observed.
-    """
-    if family == "torch" or heat == "default":
-        return None
-    ddp, tuned = raced.models[seat(family, heat)], raced.models[seat(family, "auto")]
-    assert isinstance(ddp, DistributedDataParallel), "torch's class has no plan to look at"
-    assert isinstance(tuned, DistributedDataParallel), "likewise"
-    assert tuned.tuning is not None, "see `tune`"
-    by_default, by_plan = raced.wall[seat(family, "default")], raced.wall[seat(family, heat)]
-    return forecast(tuned.tuning, ddp.plan, by_default, by_plan, raced.seed)
-
-
-def forecast(
-    tuning: Tuning, plan: BucketPlan, by_default: np.ndarray, by_plan: np.ndarray, seed: int
-) -> dict[str, Any]:
-    """The step by `plan` that `tuning` predicts, in milliseconds, and its error against the measured one.
-
-    `by_default` and `by_plan` are seconds per step in each round, `[rounds]`; an error is a share of the latter.
-    """
-    predicted = by_default + (
-        predicted_s(plan, tuning.link, tuning.seen.ready_s, tuning.seen.computed_s) - tuning.before_s
-    )
-    return {
-        "predicted_ms": estimate(predicted * 1e3, seed),
-        "measured_ms": estimate(by_plan * 1e3, seed),
-        "error": estimate(predicted / by_plan - 1, seed),
     }
 
 
@@ -163,22 +115,12 @@ COLUMNS = {
     "ms": "{median_ms[median]:.2f} ({median_ms[low]:.2f}–{median_ms[high]:.2f})",
     "ratio to torch": RATIO,
 }
-FORECAST_COLUMNS = {
-    "predicted ms": "{predicted_ms[median]:.2f}",
-    "measured ms": "{measured_ms[median]:.2f}",
-    "error": "{error[median]:+.1%}",
-    "95% interval": "{error[low]:+.1%} to {error[high]:+.1%}",
-}
 
 
 def tables(report: Report) -> Iterator[Table]:
-    """The steps of each workload, then its predictions beside them."""
     for result in report["workloads"].values():
         figured = {seat(family, heat): of for family, by in result["families"].items() for heat, of in by.items()}
         tunings = [f"{name}: {of['tuning']}" for name, of in figured.items() if of["tuning"] is not None]
         caption = "\n".join([f"{FLOOR}: {result['no_wrapper_ms']:.2f} ms", *tunings])
         title = f"{result['title']}: {result['gradient_mib']:.2f} MiB"
         yield table_of(title, "family at MiB", COLUMNS, figured, caption)
-        forecasts = {name: of["forecast"] for name, of in figured.items() if of["forecast"]}
-        title = f"{result['title']}: predicted, to be within {report['aim']:.0%}"
-        yield table_of(title, "family at MiB", FORECAST_COLUMNS, forecasts)

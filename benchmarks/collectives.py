@@ -147,4 +147,3 @@ def fill() -> None:
     report = read(path_of("collectives"))
     if report is not None:
         print("\n\n".join(table.markdown() for table in tables(report)))
-        print("\n![Time of collectives as a multiple of gloo's](../benchmarks/results/collectives.png)")

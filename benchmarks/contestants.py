@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 from unittest import mock
 
 import torch
@@ -22,9 +22,8 @@ from torch.nn.parallel import DistributedDataParallel as NativeDDP
 from torch.optim import SGD
 
 from benchmarks.launch import DeviceName
-from benchmarks.own_model import own_workload
-from benchmarks.question import Options
-from benchmarks.workloads import Size, Step, Workload, WorkloadName, training_step, workload
+from benchmarks.question import RaceOptions
+from benchmarks.workloads import Step, Workload, training_step
 from minddp import DistributedDataParallel
 
 SettingName = Literal["default", "views", "static", "batched", "views_static", "find_unused"]
@@ -67,30 +66,21 @@ class Contestant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FieldOptions(Options):
-    """Which contestants train which workloads."""
+class RanksOptions(RaceOptions):
+    """The options of a race of several numbers of ranks."""
 
-    workloads: tuple[WorkloadName, ...] = tuple(name for name in get_args(WorkloadName) if name != "short")
-    settings: tuple[SettingName, ...] = ("default", "views", "static", "batched", "views_static")
-    """Constructor options, given to both implementations alike."""
-    model: str | None = None
-    """A model of your own in place of the workloads: file.py:make or package.module:make. make() returns a module
-    and a function loss(model), which returns a scalar."""
-    others: tuple[OtherName, ...] = get_args(OtherName)
-    """Other ways to train: torch's `fully_shard` (FSDP2) and `ZeroRedundancyOptimizer`, and torch's classes over
-    the backend "minddp"."""
-    device: DeviceName = "cpu"
-    """With "cuda", a GPU for each rank, NCCL, and larger models."""
+    ranks: tuple[int, ...]
+    """Numbers of ranks. Under torchrun, at most as many as it has started."""
+    transports: Transports = ("process_group", "auto")
+    world_size: tyro.conf.Suppress[int] = 0
 
-    @property
-    def workload_size(self) -> Size:
-        return "gpu" if self.device == "cuda" and self.size != "smoke" else super().workload_size
-
-    def tasks(self) -> list[Workload]:
-        """The workloads to train. Collective where the model is the user's own."""
-        if self.model is not None:
-            return [own_workload(self.model)]
-        return [workload(name, self.workload_size) for name in self.workloads]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "world_size", self.world_size or max(self.ranks, default=1))
+        super().__post_init__()
+        if not self.ranks or min(self.ranks) < 1 or max(self.ranks) > self.world_size:
+            raise ValueError(
+                f"ranks is {self.ranks}; give numbers from 1 to {self.world_size}, the ranks there are."
+            )
 
 
 def supported(settings: Sequence[SettingName]) -> tuple[SettingName, ...]:
@@ -186,6 +176,14 @@ def wrapped_by(wrapper: Callable[..., nn.Module], options: Mapping[str, Any]) ->
 
 def minddp_over(transport: str) -> Callable[..., nn.Module]:
     return lambda model, **options: DistributedDataParallel(model, transport=transport, **options)
+
+
+def settled_step(model: nn.Module, task: Workload, rank: int) -> Step:
+    """A training step, taken until `bucket_cap_mb="auto"` has settled the buckets. Collective."""
+    step = training_step(model, task, rank)
+    for _ in range(STEPS_UNTIL_TUNED):
+        step()
+    return step
 
 
 def native_over_minddp(model: nn.Module) -> nn.Module:

@@ -130,7 +130,7 @@ def of(kind: str, events: Sequence[Event]) -> list[Event]:
 
 def launcher(way: str, folder: str, steps: int, world_size: int, restarts: int) -> subprocess.Popen[bytes]:
     """The command that starts all processes."""
-    module = ["minddp.elastic"] if way == "elastic" else ["torch.distributed.run", "--standalone"]
+    module = ["minddp", "elastic"] if way == "elastic" else ["torch.distributed.run", "--standalone"]
     number = "--nproc" if way == "elastic" else "--nproc-per-node"
     options = [number, str(world_size), "--max-restarts", str(restarts), "-m", "benchmarks.faults_training"]
     # torchrun keeps its store at a restart, and with it gloo's addresses of processes that are gone: some connect

@@ -24,10 +24,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-import tyro
 from torch import Tensor, nn
 
-from benchmarks.contestants import BASELINE, FLOOR, Transports, candidate, on_ranks
+from benchmarks.contestants import BASELINE, FLOOR, RanksOptions, candidate, on_ranks
 from benchmarks.display import RATIO, Table, progress, table_of
 from benchmarks.harness import compare, estimate, gathered, schedule
 from benchmarks.question import RaceOptions, Report, ask, report_of
@@ -42,8 +41,10 @@ ROLLUP = Path("/proc/self/smaps_rollup")  # of Linux alone
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RaceOptions):
+class Config(RanksOptions):
     """Time, and weigh, torch's wrapper and minddp's from small to large."""
+
+    LEAST = RaceOptions.LEAST | {"world_size": 2}
 
     axes: tuple[Axis, ...] = ("tensors", "elements", "ranks", "memory")
     tensors: tuple[int, ...] = (100, 1_000, 4_000, 10_000, 16_000)
@@ -52,17 +53,9 @@ class Config(RaceOptions):
     """Numbers of elements in 16 tensors, on two ranks."""
     ranks: tuple[int, ...] = (2, 4, 6, 8)
     """Numbers of ranks, of 1,048,576 elements."""
-    transports: Transports = ("process_group", "auto")
-    world_size: tyro.conf.Suppress[int] = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "world_size", self.world_size or max(self.ranks, default=1))
         super().__post_init__()
-        if not self.transports or min(self.ranks, default=0) < 2 or max(self.ranks) > self.world_size:
-            raise ValueError(
-                f"ranks is {self.ranks} and transports is {self.transports}; give at least 2 ranks each, under "
-                f"torchrun at most as many as it has started, and a transport."
-            )
         if min((*self.tensors, *self.elements)) < PIECES:
             raise ValueError(f"tensors and elements must be at least {PIECES} each.")
 

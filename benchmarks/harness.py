@@ -91,6 +91,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+RESAMPLES = 5000  # of the bootstrap
 Times = Mapping[str, np.ndarray]  #: for each contestant, seconds per step in each round: `[rounds]` float64
 
 
@@ -147,9 +148,14 @@ class Estimate:
 
 
 def estimate(samples: np.ndarray, seed: int) -> Estimate:
-    """The median of one sample per round, `[rounds]`."""
-    low, high = bootstrap_interval(samples, seed)
-    return Estimate(float(np.median(samples)), low, high, len(samples))
+    """The median of one sample per round, `[rounds]`.
+
+    The interval is a percentile bootstrap (Efron 1979), deterministic by seed.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = rng.choice(samples, size=(RESAMPLES, len(samples)))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    return Estimate(float(np.median(samples)), float(low), float(high), len(samples))
 
 
 def compare(seconds: np.ndarray, baseline: np.ndarray, seed: int) -> Estimate:
@@ -160,17 +166,6 @@ def compare(seconds: np.ndarray, baseline: np.ndarray, seed: int) -> Estimate:
             f"{len(baseline)}; give both the times of the same, at least one, rounds."
         )
     return estimate(seconds / baseline, seed)
-
-
-def bootstrap_interval(
-    samples: np.ndarray, seed: int, level: float = 0.95, resamples: int = 5000
-) -> tuple[float, float]:
-    """Percentile bootstrap interval for the median of `samples` `[n]` (Efron 1979); deterministic by seed."""
-    rng = np.random.default_rng(seed)
-    drawn = rng.choice(samples, size=(resamples, len(samples)))
-    tail = (1 - level) / 2
-    low, high = np.quantile(np.median(drawn, axis=1), [tail, 1 - tail])
-    return float(low), float(high)
 
 
 def median_ms(seconds: np.ndarray) -> float:

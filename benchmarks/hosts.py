@@ -17,21 +17,20 @@ cannot beat. Neither can it beat its own computing. The time beyond that is expo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
-from benchmarks.contestants import BASELINE, FLOOR, STEPS_UNTIL_TUNED, Contestant, minddp_over, wrapped_by
+from benchmarks.contestants import BASELINE, FLOOR, Contestant, minddp_over, settled_step, wrapped_by
 from benchmarks.display import RATIO, Table, table_of
-from benchmarks.harness import Times, in_ms, median_ms
+from benchmarks.harness import Times, median_ms
 from benchmarks.namespaces import HOSTS, bytes_per_second, settle, two_hosts
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.race import Raced, race_workload
-from benchmarks.workloads import Step, WorkloadName, workload
+from benchmarks.race import race_workload
+from benchmarks.workloads import WorkloadName, workload
 
 TRANSPORTS = ("process_group", "hierarchical")
 
@@ -80,21 +79,12 @@ def time_workloads(rank: int, config: Config) -> dict[str, Any]:
 def time_workload(rank: int, name: WorkloadName, config: Config) -> dict[str, Any]:
     """Race all contestants on one workload and summarise their turns."""
     field = field_of()
-    raced = race_workload(rank, workload(name, config.workload_size), field, config, tune)
+    raced = race_workload(rank, workload(name, config.workload_size), field, config)
     gradient_bytes = sum(p.nbytes for p in raced.models[FLOOR].parameters())
     return raced.described() | {
         "floors_ms": floors(raced.wall, gradient_bytes, config),
-        "contestants": {c.name: figures(c.name, raced) for c in field if c.baseline is not None},
-        "rounds_ms": in_ms(raced.wall),
+        "contestants": {c.name: raced.figures(c) for c in field if c.baseline},
     }
-
-
-def tune(models: Mapping[str, nn.Module], steps: Mapping[str, Step]) -> None:
-    """Step each wrapper until "auto" has settled its buckets; all, so that weights stay comparable."""
-    for name, step in steps.items():
-        if name == BASELINE or name.startswith("minddp "):
-            for _ in range(STEPS_UNTIL_TUNED):
-                step()
 
 
 def field_of() -> list[Contestant]:
@@ -105,13 +95,14 @@ def field_of() -> list[Contestant]:
             "steps",
             BASELINE,
             wrapped_by(minddp_over(transport), options),
+            settled_step,
         )
         for transport in TRANSPORTS
         for options in ({}, {"bucket_cap_mb": "auto"})
     ]
     return [
         Contestant(FLOOR, "floors"),
-        Contestant(BASELINE, "steps", BASELINE, wrapped_by(NativeDDP, {})),
+        Contestant(BASELINE, "steps", BASELINE, wrapped_by(NativeDDP, {}), settled_step),
         *ours,
     ]
 
@@ -128,15 +119,6 @@ def floors(wall: Times, gradient_bytes: int, config: Config) -> dict[str, Any]:
             "process_group": 1e3 * least_s * 2 * (config.world_size - 1) / config.world_size,
             "hierarchical": 1e3 * least_s * 2 * (HOSTS - 1) / HOSTS,
         },
-    }
-
-
-def figures(name: str, raced: Raced) -> dict[str, Any]:
-    """The figures of one contestant; estimates are paired round by round."""
-    return {
-        "median_ms": raced.median_ms(name),
-        "ratio": raced.ratio(name, BASELINE),
-        "exposed_ms": raced.added_ms(name),
     }
 
 

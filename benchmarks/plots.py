@@ -1,4 +1,4 @@
-"""Draw the results: PNGs for `versus_torch` and `collectives`, and the tables of all questions as Markdown.
+"""Draw the results: a PNG for `versus_torch`, and the tables of all questions as Markdown.
 
     python -m benchmarks plots    # or `make plots`; needs matplotlib, which the `bench` extra has
 
@@ -38,7 +38,7 @@ TEXT, FRAME = "#404040", "#bdbdbd"
 
 @dataclass(frozen=True)
 class Config:
-    """Draw the figures and write the tables, beside the JSON files that they are made from."""
+    """Draw the figure and write the tables, beside the JSON files that they are made from."""
 
     directory: Path = question.RESULTS
 
@@ -51,9 +51,8 @@ def main(config: Config) -> None:
             print(f"{name}: not measured yet")
             continue
         pages += [f"## {name}", f"{provenance(report)}.", *(table.markdown() for table in tables(report))]
-        if name in PICTURES:
-            picture, file = PICTURES[name]
-            picture(report).savefig(config.directory / file, dpi=DPI, facecolor="white")
+        if name == "versus_torch":
+            ratios(report).savefig(config.directory / "ratio.png", dpi=DPI, facecolor="white")
     (config.directory / "tables.md").write_text("\n\n".join(pages) + "\n")
     print("tables: tables.md")
 
@@ -66,7 +65,7 @@ def provenance(report: Report) -> str:
     return f"{size}; {config.get('world_size', 1)} ranks; {where}; {versions}"
 
 
-# ------------------------------------------------------------------ the pictures
+# ------------------------------------------------------------------ the picture
 
 
 def ratios(report: Report) -> Figure:
@@ -107,27 +106,6 @@ def draw_row(axes: Axes, row: int, setting: str, contestants: Report, transports
         axes.plot(ratio["median"], y, "o", color=colour, markerfacecolor=inside, markersize=4)
 
 
-def of_collectives(report: Report) -> Figure:
-    """Beside gloo: one panel for each collective, a line for each backend and for memcpy."""
-    colours = {collectives.MINDDP: SHARED, collectives.ALLOCATED: MINDDP, collectives.MEMCPY: TORCH}
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    panels: list[Axes] = figure.subplots(1, len(collectives.CALLS), sharey=True).tolist()
-    for axes, name in zip(panels, collectives.CALLS, strict=True):
-        frame(axes, name)
-        races = [race for race in report["races"] if race["collective"] == name]
-        axes.set_xscale("log")
-        axes.set_xticks([race["kib"] for race in races], [collectives.size_of(race["kib"]) for race in races])
-        axes.minorticks_off()
-        for backend, colour in colours.items():
-            measured = [race for race in races if backend in race["ratios"]]
-            medians = [race["ratios"][backend]["median"] for race in measured]
-            axes.plot([race["kib"] for race in measured], medians, "o-", color=colour, markersize=3, linewidth=1)
-    title = "Time of a collective as a multiple of gloo's: less is faster"
-    explain(figure, title, {f"● {backend}": colour for backend, colour in colours.items()}, report)
-    panels[0].set_ylim(bottom=0)  # of all: it ends the fitting of the axes
-    return figure
-
-
 def frame(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=8.5, color=TEXT)
     axes.spines[["top", "right"]].set_visible(False)
@@ -155,10 +133,6 @@ def explain(figure: Figure, title: str, key: Mapping[str, str], report: Report) 
     figure.supxlabel(provenance(report), x=0.01, ha="left", fontsize=6.5, color=TORCH)
 
 
-PICTURES: Mapping[str, tuple[Callable[[Report], Figure], str]] = {
-    "versus_torch": (ratios, "ratio.png"),
-    "collectives": (of_collectives, "collectives.png"),
-}
 TABLES: Mapping[str, Callable[[Report], Iterable[Table]]] = {
     "versus_torch": versus_torch.tables,
     "bucket_size": bucket_size.tables,

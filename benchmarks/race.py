@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,9 +14,9 @@ from torch import nn
 
 from benchmarks.contestants import FLOOR, Contestant, whole
 from benchmarks.display import progress
-from benchmarks.harness import Estimate, Times, compare, estimate, median_ms, timed_race
+from benchmarks.harness import Estimate, Times, compare, estimate, in_ms, median_ms, timed_race
 from benchmarks.question import RaceOptions
-from benchmarks.workloads import Step, Workload, device_of
+from benchmarks.workloads import Workload, device_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Raced:
     seed: int  #: of the bootstrap
 
     def described(self) -> dict[str, Any]:
-        """The model and the number of rounds."""
+        """The model, and the milliseconds of every round."""
         parameters = list(next(iter(self.models.values())).parameters())
         return {
             "title": self.title,
@@ -37,6 +37,7 @@ class Raced:
             "parameters": sum(p.numel() for p in parameters),
             "gradient_mib": round(sum(p.nbytes for p in parameters) / 2**20, 2),
             "rounds": len(next(iter(self.wall.values()))),
+            "rounds_ms": in_ms(self.wall),
         }
 
     def median_ms(self, name: str) -> float:
@@ -45,14 +46,21 @@ class Raced:
     def ratio(self, name: str, baseline: str) -> Estimate:
         return compare(self.wall[name], self.wall[baseline], self.seed)
 
-    def added_ms(self, name: str) -> Estimate:
-        """Milliseconds beyond the step without a wrapper."""
-        return estimate((self.wall[name] - self.wall[FLOOR]) * 1e3, self.seed)
-
-    def added_ratio(self, name: str, baseline: str) -> Estimate:
-        """The time beyond the step without a wrapper, as a multiple of the baseline's."""
-        bare = self.wall[FLOOR]
-        return compare(self.wall[name] - bare, self.wall[baseline] - bare, self.seed)
+    def figures(self, contestant: Contestant) -> dict[str, Any]:
+        """The figures of one contestant; "exposed" is the time beyond the step without a wrapper. Collective."""
+        name, baseline = contestant.name, contestant.baseline
+        assert baseline is not None, "floors have no baseline"
+        found = {
+            "baseline": baseline,
+            "median_ms": self.median_ms(name),
+            "ratio": self.ratio(name, baseline),
+            "same_bits": self.same_bits(contestant),
+        }
+        if FLOOR in self.wall:
+            ours, theirs = (self.wall[each] - self.wall[FLOOR] for each in (name, baseline))
+            found["exposed_ms"] = estimate(ours * 1e3, self.seed)
+            found["exposed_ratio"] = compare(ours, theirs, self.seed)
+        return found
 
     def same_bits(self, contestant: Contestant) -> bool:
         """True if it holds its baseline's weights on all ranks: both have done the same work. Collective."""
@@ -69,14 +77,12 @@ def race_workload(
     task: Workload,
     field: Sequence[Contestant],
     config: RaceOptions,
-    prepare: Callable[[Mapping[str, nn.Module], Mapping[str, Step]], object] = lambda models, steps: None,
     device: str = "cpu",
 ) -> Raced:
-    """Race all of `field`, each on a copy of the task's model. `prepare` precedes the first round. Collective."""
+    """Race all of `field`, each on a copy of the task's model. Collective."""
     torch.manual_seed(config.seed)
     models = enter(field, task.model().to(device))
     steps = {c.name: c.step(models[c.name], task, rank) for c in field}
-    prepare(models, steps)
     wall = timed_race(
         steps,
         heats(field),

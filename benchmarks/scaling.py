@@ -14,19 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import tyro
-
-from benchmarks.contestants import BASELINE, FLOOR, Transports, candidate, on_ranks
+from benchmarks.contestants import BASELINE, FLOOR, RanksOptions, candidate, on_ranks
 from benchmarks.display import Table, table_of
-from benchmarks.harness import compare, estimate, in_ms
+from benchmarks.harness import compare, estimate
 from benchmarks.own_model import has_parts, imported, own_workload
-from benchmarks.question import RaceOptions, Report, ask, report_of
+from benchmarks.question import Report, ask, report_of
 from benchmarks.race import race_workload
 from benchmarks.workloads import Workload, WorkloadName, workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RaceOptions):
+class Config(RanksOptions):
     """Time a training step on several numbers of ranks."""
 
     model: str | None = None
@@ -35,17 +33,6 @@ class Config(RaceOptions):
     workload: WorkloadName = "transformer"
     """The model, if none of your own is given."""
     ranks: tuple[int, ...] = (1, 2, 4)
-    """Numbers of ranks. Under torchrun, at most as many as it has started."""
-    transports: Transports = ("process_group", "auto")
-    world_size: tyro.conf.Suppress[int] = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "world_size", self.world_size or max(self.ranks, default=1))
-        super().__post_init__()
-        if not self.ranks or min(self.ranks) < 1 or max(self.ranks) > self.world_size:
-            raise ValueError(
-                f"ranks is {self.ranks}; give numbers from 1 to {self.world_size}, the ranks there are."
-            )
 
 
 def main(config: Config) -> None:
@@ -75,9 +62,7 @@ def time_ranks(rank: int, config: Config) -> dict[str, Any]:
             }
     missing = [] if splits else [f"Not strong: make() of {config.model} has no parameter `parts`."]
     question = "steps of several numbers of ranks, beside one rank without a wrapper"
-    return report_of(
-        question, config, **raced.described(), kinds=figures, missing=missing, rounds_ms=in_ms(raced.wall)
-    )
+    return report_of(question, config, **raced.described(), kinds=figures, missing=missing)
 
 
 def task_of(config: Config, parts: int) -> Workload:

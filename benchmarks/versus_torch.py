@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -25,23 +25,36 @@ from benchmarks.contestants import (
     FLOOR,
     NATIVE_OVER_MINDDP,
     Contestant,
-    FieldOptions,
+    OtherName,
+    SettingName,
     TransportName,
     Transports,
 )
 from benchmarks.display import RATIO, Table, table_of
-from benchmarks.harness import in_ms
+from benchmarks.launch import DeviceName
+from benchmarks.own_model import own_workload
 from benchmarks.question import RaceOptions, Report, ask, report_of
-from benchmarks.race import Raced, race_workload
-from benchmarks.workloads import Workload
+from benchmarks.race import race_workload
+from benchmarks.workloads import Size, Workload, WorkloadName, workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(FieldOptions, RaceOptions):
+class Config(RaceOptions):
     """Time a training step of minddp beside torch's DistributedDataParallel."""
 
     LEAST = RaceOptions.LEAST | {"rounds": 2}
 
+    workloads: tuple[WorkloadName, ...] = tuple(name for name in get_args(WorkloadName) if name != "short")
+    settings: tuple[SettingName, ...] = ("default", "views", "static", "batched", "views_static")
+    """Constructor options, given to both implementations alike."""
+    model: str | None = None
+    """A model of your own in place of the workloads: file.py:make or package.module:make. make() returns a module
+    and a function loss(model), which returns a scalar."""
+    others: tuple[OtherName, ...] = get_args(OtherName)
+    """Other ways to train: torch's `fully_shard` (FSDP2) and `ZeroRedundancyOptimizer`, and torch's classes over
+    the backend "minddp"."""
+    device: DeviceName = "cpu"
+    """With "cuda", a GPU for each rank, NCCL, and larger models."""
     transports: Transports = ("process_group", "shared_memory", "auto")
     """minddp's transport; for torch in its place always the process group, on a GPU also "nccl"."""
     rounds: int = 26
@@ -59,6 +72,10 @@ class Config(FieldOptions, RaceOptions):
                 "--others are compared with torch at its default settings: add default to --settings, or give "
                 "--others without a name."
             )
+
+    @property
+    def workload_size(self) -> Size:
+        return "gpu" if self.device == "cuda" and self.size != "smoke" else super().workload_size
 
     def resolved(self) -> Config:
         """This configuration without anything that cannot run."""
@@ -78,7 +95,9 @@ def main(config: Config) -> None:
 
 def time_workloads(rank: int, config: Config) -> dict[str, Any]:
     """All workloads, one after another, on this rank; returns the report."""
-    timed = {task.name: time_workload(rank, task, config) for task in config.tasks()}
+    own = [own_workload(config.model)] if config.model is not None else []
+    tasks = own or [workload(name, config.workload_size) for name in config.workloads]
+    timed = {task.name: time_workload(rank, task, config) for task in tasks}
     question = "time of a training step beside torch's DistributedDataParallel at equal settings"
     return report_of(question, config, config.device, workloads=timed)
 
@@ -96,24 +115,9 @@ def time_workload(rank: int, task: Workload, config: Config) -> dict[str, Any]:
         | over
         | {
             "no_wrapper_ms": raced.median_ms(FLOOR),
-            "contestants": {c.name: figures(c, raced) for c in field if c.baseline},
-            "rounds_ms": in_ms(raced.wall),
+            "contestants": {c.name: raced.figures(c) for c in field if c.baseline},
         }
     )
-
-
-def figures(contestant: Contestant, raced: Raced) -> dict[str, Any]:
-    """The figures of one contestant. Collective."""
-    name, baseline = contestant.name, contestant.baseline
-    assert baseline is not None, "floors have no baseline"
-    return {
-        "baseline": baseline,
-        "median_ms": raced.median_ms(name),
-        "ratio": raced.ratio(name, baseline),
-        "exposed_ms": raced.added_ms(name),
-        "exposed_ratio": raced.added_ratio(name, baseline),
-        "same_bits": raced.same_bits(contestant),
-    }
 
 
 # ------------------------------------------------------------------ tables

@@ -24,7 +24,7 @@ COMMANDS = {
     "audit": ("minddp.tools.launch.run:audit", "measure what each micro-batch of each rank counts in the gradient"),
     "watch": ("minddp.tools.launch.run:watch", "run a script as it is, and warn of problems that raise no error"),
     "forecast": ("minddp.tools.xray.forecast_command", "predict a step on other numbers of ranks and hosts"),
-    "bench": ("minddp.tools.bench", "measure steps, memory and more beside torch's DDP, and draw the figures"),
+    "bench": ("minddp.tools.bench", "measure steps, memory and more beside torch's DDP, and draw the figure"),
     "demo": ("minddp.tools.demo", "train a small GPT for about a minute, then compare with torch's DDP"),
 }
 

@@ -6,7 +6,6 @@ operation is done when its call returns, so there are no streams. Only `transpor
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,13 +54,6 @@ def copied_to(device: torch.device, values: Sequence[int], dtype: torch.dtype) -
 def num_devices(kind: str) -> int:
     """The number of devices of a type, such as "cuda", that torch can use."""
     return torch.get_device_module(kind).device_count()
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The largest size of this process's tensors on an accelerator; on the CPU, of its resident memory."""
-    if device.type == "cpu":
-        return 2**10 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return torch.accelerator.max_memory_allocated(device)
 
 
 def properties(device: torch.device) -> Any:

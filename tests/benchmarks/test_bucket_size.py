@@ -22,15 +22,9 @@ def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool]):
         buckets = {heat: figured["buckets"] for heat, figured in families[name].items()}
         assert buckets["0.005"] > buckets["1"] == buckets["default"] == 1
     assert families["torch"]["1"]["ratio"]["median"] == 1.0
-    for name, by_heat in families.items():
-        foretold = {heat for heat, figured in by_heat.items() if figured["forecast"] is not None}
-        assert foretold == (set() if name == "torch" else {"0.005", "1", "auto"})
-    steps, predictions = bucket_size.tables(report)
+    [steps] = bucket_size.tables(report)
     assert steps.title == "transformer, 1 layers of 16: 0.04 MiB"
     assert "minddp, shared memory at auto: buckets: 1" in steps.caption
-    seats = [row[0] for row in predictions.rows]
-    assert seats == [f"{name} at {heat}" for name in list(families)[1:] for heat in ("0.005", "1", "auto")]
-    assert predictions.title.endswith("predicted, to be within 10%")
 
 
 def test_a_heat_is_a_capacity_and_torch_has_no_auto():

@@ -1,38 +1,17 @@
-"""What "auto" predicts beside what is measured: arithmetic on invented seconds."""
+"""What is predicted beside what is measured: arithmetic on invented seconds."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from benchmarks.bucket_size import FORECAST_COLUMNS, forecast
 from benchmarks.forecast import GOODPUT, predictions
-from minddp.core.plan import BucketPlan, ParamSpec, plan_from_groups
-from minddp.tools.forecast.auto_buckets import Tuning
+from minddp.core.plan import ParamSpec, plan_from_groups
 from minddp.tools.forecast.link import Link
-from minddp.tools.forecast.step_model import Job, Observed
+from minddp.tools.forecast.step_model import Job
 
 SPECS = [ParamSpec(f"p{i}", 250_000, torch.float32, torch.device("cpu")) for i in range(2)]  # 1 MB each
-LINK = Link(latency_s=0.1, bytes_per_s=1e6)
-
-
-def _plan(*groups: list[int]) -> BucketPlan:
-    return plan_from_groups(SPECS, groups, origin="by hand")
-
-
-TOGETHER, APART = _plan([0, 1]), _plan([0], [1])
-# Ready after 1 and 2 s. Together: 2 + 0.1 + 2. Apart: the first from 1 to 2.1, the second to 3.2.
-SEEN = Observed({0: 1.0, 1: 2.0}, computed_s=2.0, gradients_complete_s=2.0, end_s=4.1)
-TUNING = Tuning(LINK, TOGETHER, APART, before_s=4.1, predicted_s=3.2, seen=SEEN, measured_s=3.3)
-BY_TOGETHER = np.array([5.0, 5.0, 6.0])
-
-
-def test_a_step_is_predicted_from_the_default_one_of_its_round():
-    by_apart = np.array([4.1, 4.1, 5.1]) / 1.02
-    prediction = forecast(TUNING, APART, BY_TOGETHER, by_apart, seed=0)
-    cells = [cell.format(**{k: vars(of) for k, of in prediction.items()}) for cell in FORECAST_COLUMNS.values()]
-    assert cells == ["4100.00", "4019.61", "+2.0%", "+2.0% to +2.0%"]
+TOGETHER = plan_from_groups(SPECS, [[0, 1]], origin="by hand")
 
 
 def test_other_places_are_predicted_from_a_job_and_a_hop():

@@ -155,7 +155,7 @@ def test_ranks_that_torchrun_has_started_race(folder: Path):
     [
         (lambda: scaling.Config(ranks=()), "ranks is"),
         (lambda: scaling.Config(ranks=(0, 2)), "ranks is"),
-        (lambda: growth.Config(ranks=(1, 2)), "ranks is"),
+        (lambda: growth.Config(ranks=(0, 2)), "ranks is"),
         (lambda: growth.Config(tensors=(3,)), "tensors and elements must be"),
     ],
 )

@@ -93,13 +93,4 @@ def test_two_ranks_end_to_end(ranks: Callable[[int], RankPool]):
         assert list(by_change) == list(CHANGES)
         assert by_change[AS_IT_COMES]["ratio"]["median"] == 1.0
         assert all(of["same_bits"] for of in by_change.values())
-    *per_transport, summary = parts.tables(report)
-    assert len(per_transport) == 2
-    assert [row[0] for row in summary.rows] == list(OPTIMISATIONS)
-
-
-@pytest.mark.parametrize(
-    ("median", "low", "earns"), [(1.05, 1.01, True), (1.05, 0.99, False), (1.02, 1.01, False), (0.9, 0.8, False)]
-)
-def test_the_verdict(median: float, low: float, earns: bool):
-    assert parts.earns(median, low) is earns
+    assert len(list(parts.tables(report))) == 2

@@ -1,4 +1,4 @@
-"""The figures as they are drawn from what is kept: everything can be read, and says what it is."""
+"""The figure as it is drawn from what is kept: everything can be read, and says what it is."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_step_times_have_a_panel_for_each_workload_and_a_key_of_the_transports()
     assert words == ["● minddp by the process group", "● by shared memory", "○ as it comes"]
 
 
-def test_figures_and_tables_are_made_from_the_results_that_exist(tmp_path: Path) -> None:
+def test_the_figure_and_tables_are_made_from_the_results_that_exist(tmp_path: Path) -> None:
     for asked in ("collectives", "versus_torch"):
         question.write(report_of(asked), question.path_of(asked, tmp_path))
     main(Config(tmp_path))
     made = {path.name for path in tmp_path.iterdir()}
-    assert made == {"collectives.json", "versus_torch.json", "collectives.png", "ratio.png", "tables.md"}
+    assert made == {"collectives.json", "versus_torch.json", "ratio.png", "tables.md"}
     page = (tmp_path / "tables.md").read_text()
     assert "## collectives\n\n" in page
 

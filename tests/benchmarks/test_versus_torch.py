@@ -12,7 +12,7 @@ import torch
 from benchmarks import contestants, machine, versus_torch
 from benchmarks.contestants import FLOOR
 from benchmarks.race import Raced
-from benchmarks.versus_torch import Config, figures
+from benchmarks.versus_torch import Config
 
 
 def test_two_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -98,7 +98,7 @@ def test_the_figures_of_a_contestant(monkeypatch: pytest.MonkeyPatch):
     seconds = {FLOOR: [0.4] * 4, "torch default": [1.0, 2.0, 1.0, 1.0], "minddp default": [1.1, 2.2, 1.1, 1.1]}
     raced = Raced("x", {}, {name: np.array(of) for name, of in seconds.items()}, seed=0)
     _, ours = contestants.pairs(["default"], ["process_group"])
-    figured = figures(ours, raced)
+    figured = raced.figures(ours)
     assert figured["baseline"] == "torch default"
     assert figured["ratio"].median == pytest.approx(1.1)
     assert figured["median_ms"] == pytest.approx(1100)

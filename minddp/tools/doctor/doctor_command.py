@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
@@ -27,8 +26,12 @@ from minddp.tools.job.store_connection import StoreUnreachable, first_line, open
 LEAVE_LIMIT_S = 3.0
 
 
-@dataclass(frozen=True)
-class DoctorSettings:
+def main(arguments: Sequence[str]) -> int:
+    """Run `minddp doctor`. Returns the exit status; as a rank, ends the process."""
+    return tyro.cli(doctor, prog="minddp doctor", args=list(arguments))
+
+
+def doctor(timeout_s: float = 30.0) -> int:
     """Check whether a distributed job will work here, and what to do if not.
 
     Starts a rank for each GPU of this machine, or 2 on the CPU. Started by torchrun, it is one of the ranks:
@@ -37,26 +40,19 @@ class DoctorSettings:
 
     It ends with the first broken check. Exit status: 0 if nothing is broken, 1 if something is, 2 for a wrong
     command line. CUDA_VISIBLE_DEVICES= checks the CPU where there are GPUs.
+
+    Args:
+        timeout_s: How long to wait for other ranks, in each step.
     """
-
-    timeout_s: float = 30.0
-    """How long to wait for other ranks, in each step."""
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run `minddp doctor`. Returns the exit status; as a rank, ends the process."""
     try:
-        settings = tyro.cli(
-            DoctorSettings, prog="minddp doctor", args=list(arguments), config=(tyro.conf.DisallowNone,)
-        )
         place = place_of(os.environ)
     except UsageError as error:
         print(f"minddp doctor: {error}", file=sys.stderr)
         return 2
     if place is not None:
-        be_rank(settings, place)
+        be_rank(place, timeout_s)
     try:
-        launch(streams.num_devices("cuda") or 2, "minddp", ["doctor", *arguments])
+        launch(streams.num_devices("cuda") or 2, "minddp", ["doctor", "--timeout-s", str(timeout_s)])
     except RanksFailed as error:
         if error.exit_status != 1:  # with status 1 there is a report
             print(f"minddp doctor: {error}", file=sys.stderr)
@@ -64,14 +60,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def be_rank(settings: DoctorSettings, place: Place) -> NoReturn:
+def be_rank(place: Place, limit_s: float) -> NoReturn:
     """Go through the checks, and end the process even if its threads hang."""
     # Discard what torch's C++ writes to standard error: stacks of errors that it also raises.
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     status = 1
     try:
-        Examination(place, settings.timeout_s, partial(print, flush=True)).run()
+        Examination(place, limit_s, partial(print, flush=True)).run()
         status = 0
     except BrokenCheck:
         pass
@@ -129,9 +125,10 @@ class Examination:
         self._tell(verdicts.judge_arrivals(self._place, sheets, limit_s))
         self._tell(*verdicts.judge_settings(sheets))
         measuring = partial(measure, messages, device, limit_s)
-        links, errors = run_on_all(messages, "measure", measuring, 3 * limit_s)
+        link, errors = run_on_all(messages, measuring, 3 * limit_s)
         self._tell(verdicts.judge_network(sheets, errors))
-        self._tell(verdicts.judge_link(links[0]))
+        assert link is not None, "without it there is an error"
+        self._tell(verdicts.judge_link(link))
 
     def _tell(self, *results: CheckResult) -> None:
         if self._place.rank == 0 or 0 not in self._sheets:

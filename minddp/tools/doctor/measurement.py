@@ -70,20 +70,17 @@ def address_of_gloo(interface: str, limit_s: float) -> str:
     return "no address"
 
 
-def run_on_all(
-    messages: Messages, topic: str, part: Callable[[], T], limit_s: float
-) -> tuple[dict[int, T], dict[int, str]]:
-    """Run `part` on every rank, within `limit_s`. Returns the values and the errors of all ranks, by rank."""
+def run_on_all(messages: Messages, part: Callable[[], T], limit_s: float) -> tuple[T | None, dict[int, str]]:
+    """Run `part` on every rank, within `limit_s`. Returns this rank's value, and the errors of all, by rank."""
     value, error, deadline = None, "", time.monotonic() + limit_s
     try:
         value = call_with_limit(part, limit_s)
     except Exception as raised:
         error = f"{type(raised).__name__}: {first_line(raised)}"
-    messages.post((value, error), topic)
-    outcomes = messages.gather(topic, limit_s=deadline - time.monotonic() + MARGIN_S)
-    everyone = {rank: outcomes.get(rank, (None, "no answer")) for rank in range(messages.world_size)}
-    values = {rank: value for rank, (value, error) in everyone.items() if not error}
-    return values, {rank: error for rank, (_, error) in everyone.items() if error}
+    messages.post(error, "measure")
+    answers = messages.gather("measure", limit_s=deadline - time.monotonic() + MARGIN_S)
+    errors = {rank: answers.get(rank, "no answer") for rank in range(messages.world_size)}
+    return value, {rank: error for rank, error in errors.items() if error}
 
 
 def measure(messages: Messages, device: torch.device, limit_s: float) -> Link:

@@ -38,8 +38,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def parse(arguments: Sequence[str]) -> Settings:
     """Settings from the command line. Invalid ones end the process with status 2 and an explanation."""
-    style = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
-    return tyro.cli(Settings, prog="minddp train", args=list(arguments), config=style)
+    return tyro.cli(Settings, prog="minddp train", args=list(arguments))
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:

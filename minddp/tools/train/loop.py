@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from minddp.platform import streams
 from minddp.tools.job.launcher import STOP_SIGNALS
 from minddp.tools.train.checkpoint import CheckpointFiles, find_checkpoint
 from minddp.tools.train.metrics import MetricsLog
@@ -95,9 +94,7 @@ def report_training(trainer: Trainer, log: MetricsLog) -> None:
         accuracy=means.accuracy,
         learning_rate=trainer.optimizer.param_groups[0]["lr"],
         gradient_norm=float(trainer.gradient_norm),
-        loss_scale=trainer.scaler.get_scale(),
         targets_per_s=round(means.targets / trainer.training_s),
-        memory_mib=round(streams.peak_memory_bytes(trainer.world.device) / 2**20),
     )
     trainer.training_s = 0.0
 

@@ -142,7 +142,7 @@ def test_ten_kills_at_random(transport: str) -> None:
 @pytest.mark.slow
 def test_torchs_agents_start_what_dies_again(tmp_path: Path) -> None:
     plan = json.dumps({"folder": str(tmp_path), "steps": 400, "share_s": 0.01, "faults": [fault(2, "forward", 3)]})
-    command = [sys.executable, "-m", "minddp.elastic", "--nproc", "2", "-m", "tests.tools.elastic.survivor"]
+    command = [sys.executable, "-m", "minddp", "elastic", "--nproc", "2", "-m", "tests.tools.elastic.survivor"]
     done = subprocess.run(command, env={**os.environ, "PLAN": plan}, timeout=240, check=False)
     assert done.returncode == 0
     ends = [line for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines() if '"end"' in line]

@@ -12,7 +12,7 @@ from tests.tools.train.runs import command_line, tiny
 
 
 def test_the_command_line_makes_the_settings(tmp_path: Path) -> None:
-    settings = tiny(tmp_path, ddp="torch", ddp_options=("bucket_cap_mb=0.5", "static_graph=True"), keep=2)
+    settings = tiny(tmp_path, ddp="torch", ddp_options=("bucket_cap_mb=0.5", "static_graph=True"), clip_norm=None)
     assert parse(command_line(settings)) == settings
 
 
