@@ -94,6 +94,7 @@ def report_training(trainer: Trainer, log: MetricsLog) -> None:
         accuracy=means.accuracy,
         learning_rate=trainer.optimizer.param_groups[0]["lr"],
         gradient_norm=float(trainer.gradient_norm),
+        loss_scale=trainer.scaler.get_scale(),
         targets_per_s=round(means.targets / trainer.training_s),
     )
     trainer.training_s = 0.0

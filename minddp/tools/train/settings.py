@@ -80,8 +80,8 @@ class Settings:
     clip_norm: float | None = 1.0
     """Maximum norm of the averaged gradient over all parameters; None: no clipping."""
 
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: autocast the forward to bfloat16."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast the forward to bfloat16 or float16; float16 also scales the loss."""
     deterministic: Literal["auto", "on", "off"] = "auto"
     """Refuse operators without repeatable bits; auto: on the CPU."""
     ddp: Literal["minddp", "torch"] = "minddp"

@@ -26,6 +26,7 @@ WRAPPERS: dict[str, type[nn.Module]] = {
     "minddp": minddp.DistributedDataParallel,
     "torch": nn.parallel.DistributedDataParallel,
 }
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Trainer:
         device_ids = [world.device.index] if world.device.type != "cpu" else None
         self.ddp: Any = wrapper(self.model, device_ids=device_ids, **options)
         self.optimizer = make_optimizer(self.model, settings)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=settings.precision == "fp16")
         self.batches = Batches(task.training, settings, world)
         self.step = 0  # optimizer steps taken
         # Since the last training record
@@ -61,18 +63,25 @@ class Trainer:
             # the coming backward communicates.
             with self.ddp.no_sync() if i < passes - 1 else nullcontext():
                 loss = self._loss(self.ddp, next(self._stream), self.averages)
-                (loss / passes).backward()
+                self.scaler.scale(loss / passes).backward()
         self._update()
         self.step += 1
         self.training_s += time.monotonic() - began
 
     def _update(self) -> None:
-        """Clip the averaged gradients and step the optimizer."""
+        """Clip the averaged gradients and step the optimizer.
+
+        In float16 small gradients underflow to zero. `GradScaler` multiplies the loss, and so all gradients, by a
+        scale. It divides the gradients again before clipping, skips the step if one has overflowed, and lowers the
+        scale then. Averaged gradients are equal on all ranks, so all ranks skip the same steps.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.settings, self.world.size, self.step)
+        self.scaler.unscale_(self.optimizer)
         limit = math.inf if self.settings.clip_norm is None else self.settings.clip_norm
         self.gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _loss(self, model: nn.Module, batch: Batch, averages: Averages) -> Tensor:
@@ -82,7 +91,8 @@ class Trainer:
         and loss; backward uses the same types by itself.
         """
         inputs, targets = (part.to(self.world.device, non_blocking=True) for part in batch)
-        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+        dtype = DTYPES[self.settings.precision]
+        with torch.autocast(self.world.device.type, dtype, enabled=dtype != torch.float32):
             outputs = model(inputs)
             loss = self.task.loss(outputs, targets)
         averages.add(self.task, loss.detach(), outputs.detach(), targets)
@@ -131,6 +141,7 @@ class Trainer:
             "samples": self.batches.samples,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
             "random_of_ranks": random_of_ranks,
         }
 
@@ -141,6 +152,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         groups = self.optimizer.state_dict()["param_groups"]  # of the settings, which may have changed
         self.optimizer.load_state_dict(state["optimizer"] | {"param_groups": groups})
+        self.scaler.load_state_dict(state["scaler"])
         ranks_before = len(state["random_of_ranks"])
         if ranks_before != self.world.size:
             _log.warning("The checkpoint is from %d ranks; the run continues with other bits.", ranks_before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import signal
 from collections.abc import Iterator
@@ -45,8 +46,9 @@ def after_a_step(world: World, out: Path, **changes: Any) -> Trainer:
         # Clipped after each backward, thus before averaging, the passes of a step would count by other shares.
         ({"accumulate": 2, "clip_norm": 1e-3}, {"accumulate": 2, "clip_norm": None}, 0.0),
         ({"accumulate": 2, "batch_size": 2}, {"accumulate": 1, "batch_size": 4}, 1e-4),
+        ({"precision": "fp16"}, {}, 0.05),
     ],
-    ids=["before it is clipped", "a mean over passes"],
+    ids=["before it is clipped", "a mean over passes", "without the scale of the loss"],
 )
 def test_the_norm_is_that_of_the_whole_gradient(
     world: World, tmp_path: Path, changes: dict[str, Any], others: dict[str, Any], tolerance: float
@@ -57,8 +59,10 @@ def test_the_norm_is_that_of_the_whole_gradient(
 
 
 def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path) -> None:
-    """Dropout draws random numbers."""
-    whole = after_a_step(world, tmp_path, task_options=(*TINY_GPT, "dropout=0.2"))
+    """Dropout draws random numbers, and the scale of the loss has changed."""
+    options = {"precision": "fp16", "task_options": (*TINY_GPT, "dropout=0.2")}
+    whole = after_a_step(world, tmp_path, **options)
+    whole.scaler.update(new_scale=2.0**10)
     state = whole.state()
     state = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, state)
     whole.optimizer_step()
@@ -69,6 +73,15 @@ def test_what_is_restored_goes_on_to_the_same_bits(world: World, tmp_path: Path)
     other = Trainer(dataclasses.replace(whole.settings, weight_decay=0.2), world, whole.task)
     other.restore(state)
     assert other.optimizer.param_groups[0]["weight_decay"] == 0.2  # the settings, not those of the checkpoint
+
+
+def test_a_step_that_overflows_is_left_out_and_lowers_the_scale(world: World, tmp_path: Path) -> None:
+    trainer = after_a_step(world, tmp_path, precision="fp16")
+    trainer.scaler.update(new_scale=2.0**40)
+    before = copy.deepcopy(trainer.model.state_dict())
+    trainer.optimizer_step()
+    assert_same_bits(trainer.model.state_dict(), before)
+    assert trainer.state()["scaler"]["scale"] == 2.0**39
 
 
 def test_an_option_that_the_wrapper_lacks_is_named(world: World, tmp_path: Path) -> None:

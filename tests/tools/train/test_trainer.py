@@ -40,14 +40,14 @@ def _interrupted_after(rank: int, settings: Settings, step: int) -> None:
     ("ddp", "world_size", "changes"),
     [
         ("minddp", 2, {"accumulate": 2}),
-        ("minddp", 2, {"precision": "bf16", "optimizer": "sgd", "learning_rate": 0.1}),
+        ("minddp", 2, {"precision": "fp16", "optimizer": "sgd", "learning_rate": 0.1}),
         # From three ranks on, sums depend on the place in the bucket: small buckets make the rebuild visible.
         ("minddp", 3, {"ddp_options": ("bucket_cap_mb=0.001",)}),
         ("torch", 3, {"ddp_options": ("bucket_cap_mb=0.001",)}),
         # BatchNorm, and an epoch's end between the interruption and the end.
         ("minddp", 2, {"task": NAME, "task_options": ("width=4",), "batch_size": 60, "steps": 8}),
     ],
-    ids=["accumulate", "bf16", "buckets", "buckets-torch", "batch_norm"],
+    ids=["accumulate", "fp16", "buckets", "buckets-torch", "batch_norm"],
 )
 def test_a_resumed_run_ends_with_the_same_bits(
     ranks, tmp_path: Path, ddp: str, world_size: int, changes: dict[str, Any]
@@ -62,6 +62,7 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert_same_bits(final_bits(broken.folder), final_bits(whole.folder))
     later = [record for record in records(whole.folder, "training") if record["step"] > 3]
     assert records(broken.folder, "training")[-1] == later[-1]
+    assert later[-1]["loss_scale"] == final_bits(whole.folder)["scaler"].get("scale", 1.0)
     assert records(broken.folder, "validation")[-1] == records(whole.folder, "validation")[-1]
 
 
@@ -133,7 +134,8 @@ def train_on_own_host(rank: int, settings: Settings) -> str:
     [
         {"precision": "fp32"},
         {"precision": "bf16"},
-        {"precision": "bf16", "optimizer": "sgd"},
+        {"precision": "fp16"},
+        {"precision": "fp16", "optimizer": "sgd"},
         {"accumulate": 2, "ddp_options": ("static_graph=True",)},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
