@@ -212,7 +212,7 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
         if torch.is_grad_enabled():
             for extension in self.extensions:
                 extension.pre_forward(self)
-            self._module_change_check.check(self.module, everywhere=self._reducer.lacks_gradients)
+            self._module_change_check.check(self.module)
             self._reducer.ensure_finished()
         self._announce_to_joined_ranks()
         if torch.is_grad_enabled():
@@ -337,10 +337,10 @@ class DistributedDataParallel(nn.Module, ManualFinalization, UnevenInputs):
         self._transport = self._open_transport(self._transport_kind)
         self._divisor.change_ranks(self._transport)
         self._reducer.change_ranks(self._transport, self._reduce_strategy())
-        state = self.plan, self._reducer.usage_tracker.order_is_provisional
+        state = self.plan, self._reducer.store.strides, self._reducer.usage_tracker.order_is_provisional
         if not are_equal_everywhere(self._transport, state, self.device):
             # A rank has left before the others had rebuilt their buckets, or had recorded a static graph.
-            self._reducer.store.restart(self._transport.allocate)
+            self._reducer.store.restart(self._transport)
             self._reducer.expect(strategies.usage_tracker(self._options, self._reducer.hooks))
         if self._delayed is not None:
             self._delayed.change_ranks(self._transport)

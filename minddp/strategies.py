@@ -77,9 +77,15 @@ def _bucket_maker(
         make_aliasing=partial(BucketAliasing, aliasing) if aliasing else None,
     )
 
-    def make_bucket(spec: BucketSpec, params: list[nn.Parameter], names: list[str], allocate: Allocate) -> Bucket:
+    def make_bucket(
+        spec: BucketSpec,
+        params: list[nn.Parameter],
+        names: list[str],
+        strides: list[tuple[int, ...]],
+        allocate: Allocate,
+    ) -> Bucket:
         make: MakeBucket = SparseBucket if spec.sparse else dense
-        return make(spec, params, names, allocate)
+        return make(spec, params, names, strides, allocate)
 
     return make_bucket
 

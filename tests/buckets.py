@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from minddp.core.bucket import Bucket
+from minddp.core.bucket import Bucket, strides_of_gradient
 from minddp.core.packing import LARGE_BYTES, Scaling
 from minddp.core.plan import ParamSpec, plan_from_registration
 from minddp.options import UNBOUNDED
@@ -47,7 +47,8 @@ def bucket_of(params: Sequence[torch.nn.Parameter], **options: Any) -> Bucket:
     [spec] = plan_from_registration(specs, [UNBOUNDED]).buckets
     in_order = [params[slot.param] for slot in spec.slots]
     names = [specs[slot.param].name for slot in spec.slots]
-    return Bucket(spec, in_order, names, FakeTransport().allocate, **options)
+    strides = list(map(strides_of_gradient, in_order))
+    return Bucket(spec, in_order, names, strides, FakeTransport().allocate, **options)
 
 
 def pack(bucket: Bucket, scaling: Scaling) -> None:

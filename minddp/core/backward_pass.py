@@ -98,7 +98,6 @@ class BackwardPass:
         self.ends = AwaitedEnds(self._on_backward_end, self.note_failure)
         self.is_refused = False  # an error was raised for missing gradients: later ones are not reduced
         self.entered: list[tuple[set[int], int]] = []  # outputs, see `Reducer._hook_outputs`
-        self.was_empty = False  # a backward has entered there, and has reached no parameter
         self.grads_left: dict[torch.Tensor, TensorWeakRef] | None = None  # by an exception
 
         # The counts of gradients that have not arrived. Set by the first hook: until then the buckets may change.
@@ -131,7 +130,6 @@ class BackwardPass:
 
     def note_empty(self) -> None:
         """The backward that has entered at outputs reached no parameter: they count as not reached."""
-        self.was_empty = bool(self.entered)
         for forward, place in self.entered:
             forward.add(place)
         self.entered.clear()

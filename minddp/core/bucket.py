@@ -32,16 +32,17 @@ if TYPE_CHECKING:
 Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
 
 
-#: Makes a bucket from its spec, its parameters and their names.
-MakeBucket = Callable[[BucketSpec, list[torch.nn.Parameter], list[str], Allocate], "Bucket"]
+#: Makes a bucket from its spec, its parameters, their names and the strides of their gradients.
+MakeBucket = Callable[
+    [BucketSpec, list[torch.nn.Parameter], list[str], "list[tuple[int, ...]]", Allocate], "Bucket"
+]
 
 
 class Bucket:
     """A flat buffer, the parameters whose gradients it carries, and a view for each. `params` are in slot order.
 
-    `views[k]` has the shape of `params[k]` and the strides that it had when the bucket was made, if dense,
-    so that packing does not transpose. All ranks make a bucket at the same point of the script; strides that change
-    later (`.to(memory_format=...)`) do not change the layout.
+    `views[k]` has the shape of `params[k]` and `strides[k]`, equal on all ranks. Where these are also the strides
+    of the parameter, packing does not transpose.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Bucket:
         spec: BucketSpec,
         params: list[torch.nn.Parameter],
         names: list[str],
+        strides: list[tuple[int, ...]],
         allocate: Allocate,
         *,
         grads_are_views: bool = False,
@@ -64,7 +66,10 @@ class Bucket:
         self.reduce_dtype = reduce_dtype or spec.dtype  # of the buffer
         self._allocate = allocate
         self._make_aliasing = make_aliasing
-        self._layouts = list(map(layout_of, params))
+        self._layouts = [
+            torch.empty_strided(param.size(), each, device="meta")
+            for param, each in zip(params, strides, strict=True)
+        ]
         self._take_memory()
 
     def _take_memory(self) -> None:
@@ -195,12 +200,11 @@ def view_of(flat: torch.Tensor, slot: Slot, layout: torch.Tensor) -> torch.Tenso
     return flat.new_empty(0).set_(flat.untyped_storage(), offset, layout.size(), layout.stride())
 
 
-def layout_of(param: torch.Tensor) -> torch.Tensor:
-    """A meta tensor with the layout that autograd gives a gradient of `param`.
+def strides_of_gradient(param: torch.Tensor) -> tuple[int, ...]:
+    """The strides that autograd gives a gradient of `param`.
 
-    It is the parameter's own layout if that is non-overlapping and dense (channels_last or transposed, too), or
-    else row-major.
+    They are the parameter's own if these are non-overlapping and dense (channels_last or transposed, too), or else
+    row-major.
     """
     is_dense = torch.ops.aten.is_non_overlapping_and_dense(param)
-    strides = param.stride() if is_dense else torch.empty(param.size(), device="meta").stride()
-    return torch.empty_strided(param.size(), strides, device="meta")
+    return param.stride() if is_dense else torch.empty(param.size(), device="meta").stride()

@@ -5,17 +5,22 @@ Buckets are made with the plan, as in torch, so that a model that is too large f
 released when the backward has ended: the memory is free while activations take most of it, and between steps. A
 gradient that is a view keeps its bucket's memory. A rebuild releases the old memory before it allocates the new.
 
+Where a gradient lies in a bucket depends on its strides, and a script may change them (`.to(memory_format=...)`),
+even on some ranks only. So all buckets have the strides of construction, when they are equal on all ranks, or those
+that rank 0 sends with the order. Packing copies a gradient that has other strides element by element.
+
 If gradients are views, a new bucket copies the existing gradients of its parameters into itself. They are then
 resident and are divided, and later ones are multiplied: see [Note: the mean is taken first].
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 
-from minddp.core.bucket import Allocate, Bucket, MakeBucket
+from minddp.core.bucket import Allocate, Bucket, MakeBucket, strides_of_gradient
 from minddp.core.events import EventKind, EventStream
 from minddp.core.packing import PackGroups
 from minddp.core.plan import BucketPlan, ParamSpec, plan_from_readiness, plan_from_registration
@@ -49,6 +54,7 @@ class BucketStore:
         self._small_last_bucket = small_last_bucket
         self._make_bucket = make_bucket
         self._observed_order: list[int] | None = None
+        self.strides = list(map(strides_of_gradient, params))  # in buckets, for each parameter
         self.rebuilds = rebuilds
         self.has_rebuilt = False
         self.is_lazy = is_lazy
@@ -75,8 +81,9 @@ class BucketStore:
         """A bucket of the plan. Makes it if it does not exist."""
         if index not in self.made:
             params = [self._params[slot.param] for slot in self.plan.buckets[index].slots]
+            strides = [self.strides[slot.param] for slot in self.plan.buckets[index].slots]
             names = self.plan.names(index)
-            self.made[index] = self._make_bucket(self.plan.buckets[index], params, names, self._allocate)
+            self.made[index] = self._make_bucket(self.plan.buckets[index], params, names, strides, self._allocate)
             self.made[index].move_grads_in()
         return self.made[index]
 
@@ -115,18 +122,27 @@ class BucketStore:
         self._observed_order = ready_order
 
     def rebuild_if_due(self, transport: Transport, events: EventStream) -> bool:
-        """Rebuild once, in the order that rank 0 has observed: orders may differ between ranks. Collective."""
+        """Rebuild once, in the order and with the strides of rank 0: the ranks' may differ. Collective."""
         observed, self._observed_order = self._observed_order, None
         if observed is None:
             return False
-        order = torch.tensor(observed, dtype=torch.int64, device=self._params[0].device)
-        transport.broadcast(order, source=0).wait()
+        order = self._follow_rank_0(transport, observed)
         self.has_rebuilt = True
         small_last = self._small_last_bucket
-        plan = plan_from_readiness(self._specs, order.tolist(), self._caps_after, small_last_bucket=small_last)
+        plan = plan_from_readiness(self._specs, order, self._caps_after, small_last_bucket=small_last)
         self.adopt(plan, transport.allocate)
         events.emit(EventKind.BUCKETS_REBUILT, len(plan.buckets))
         return True
+
+    def _follow_rank_0(self, transport: Transport, order: Sequence[int] = ()) -> list[int]:
+        """Take over the strides of rank 0's gradients. Returns its `order`."""
+        mine = [*order, *itertools.chain(*map(strides_of_gradient, self._params))]
+        message = torch.tensor(mine, dtype=torch.int64, device=self._params[0].device)
+        transport.broadcast(message, source=0).wait()
+        numbers = iter(message.tolist())
+        theirs = list(itertools.islice(numbers, len(order)))
+        self.strides = [tuple(itertools.islice(numbers, param.dim())) for param in self._params]
+        return theirs
 
     def await_another_order(self) -> None:
         """Forget the order: the next backward is observed again."""
@@ -137,7 +153,8 @@ class BucketStore:
         self.rebuilds = False
         self.await_another_order()
 
-    def restart(self, allocate: Allocate) -> None:
-        """Go back to the first plan, for ranks of which some have rebuilt their buckets and others not."""
+    def restart(self, transport: Transport) -> None:
+        """Go back to the first plan, if some ranks have rebuilt their buckets and others not. Collective."""
         self.await_another_order()
-        self.adopt(plan_from_registration(self._specs, self._caps_before), allocate)
+        self._follow_rank_0(transport)
+        self.adopt(plan_from_registration(self._specs, self._caps_before), transport.allocate)

@@ -133,11 +133,6 @@ class Reducer:
         )
         self.current.ends.is_visible = bool(unreached)
 
-    @property
-    def lacks_gradients(self) -> bool:
-        """True if the last backward has brought no gradient, or not all: the module may have changed."""
-        return self.current is not None and (self.phase is Phase.INCOMPLETE or self.current.was_empty)
-
     def ensure_finished(self) -> None:
         """Drop a backward that an exception has interrupted. Raise if one has left gradients unreduced.
 

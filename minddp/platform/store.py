@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import pickle
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -138,3 +139,16 @@ def own_connection(store: dist.Store) -> dist.Store:
     if isinstance(base, dist.FileStore):
         clone.set_timeout(datetime.timedelta(seconds=FILE_LIMIT_S))
     return clone
+
+
+def connection_for_messages(store: dist.Store) -> dist.Store:
+    """The connection of this process for all `Messages` in `store`, in any thread: no call on it waits for a rank.
+
+    A `TCPStore` asks the name server for each new connection, which takes seconds if none answers.
+    """
+    if store not in _connections:
+        _connections[store] = own_connection(store)
+    return _connections[store]
+
+
+_connections: weakref.WeakKeyDictionary[dist.Store, dist.Store] = weakref.WeakKeyDictionary()

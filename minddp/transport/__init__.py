@@ -60,7 +60,7 @@ def open_transport(kind: str, group: dist.ProcessGroup, device: torch.device | N
             ) from None
     try:
         gloo = require_gloo(over_group, device)
-        shared = connect_group(over_group.store, gloo, across_hosts=kind == "hierarchical")
+        shared = connect_group(over_group.group_store, gloo, across_hosts=kind == "hierarchical")
         return SharedMemoryTransport(group, shared)
     except CannotConnect as reason:
         if group.rank() == 0:

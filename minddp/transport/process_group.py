@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 from torch.distributed.constants import default_pg_timeout
 
+from minddp.platform.store import connection_for_messages
 from minddp.transport.protocols import Work
 from minddp.transport.spin_wait import SpinWait, spin_wait_among
 
@@ -33,7 +34,8 @@ class ProcessGroupTransport:
         self.rank = group.rank()
         self.world_size = group.size()
         store = _registered_store(group)
-        self.store = None if store is None else dist.PrefixStore(topic, store)
+        self.store = None if store is None else dist.PrefixStore(topic, connection_for_messages(store))
+        self.group_store = None if store is None else dist.PrefixStore(topic, store)  # may be the server
         self._is_python_group = type(group) is not _Group
         backend = None if self._is_python_group else backend_for(group, torch.device("cpu"))
         is_gloo = backend is not None and backend.name() == "gloo"
@@ -45,7 +47,7 @@ class ProcessGroupTransport:
 
     def when_group_ends(self, end: Callable[[], object]) -> object:
         # Torch has no hook for `destroy_process_group`. But its registry has the only reference to the Python
-        # object of a group's store, and drops it there. `self.store` is another object of the same store.
+        # object of a group's store, and drops it there. `group_store` is another object of the same store.
         store = _registered_store(self.group)
         at_exit = sys.is_finalizing  # then modules that `end` uses may be gone
         return None if store is None else weakref.ref(store, lambda _: at_exit() or end())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -58,6 +58,39 @@ def mean_grads(batches: list[tuple[torch.Tensor, tuple[int, ...]]]) -> list[torc
 def assert_close(ours: list[torch.Tensor | None], right: list[torch.Tensor | None]) -> None:
     torch.testing.assert_close([g for g in ours if g is not None], [g for g in right if g is not None])
     assert [g is None for g in ours] == [g is None for g in right]
+
+
+# ------------------------------------------------------------------ the module changes
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("options", [{}, {"lazy_bucket_allocation": True}, {"find_unused_parameters": True}])
+@pytest.mark.parametrize("when", [1, 3])
+def test_a_rank_changes_the_strides_of_its_parameters(rank: int, when: int, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    module = nn.Conv2d(3, 4, 3)
+    ddp = minddp.DistributedDataParallel(module, **options)
+    for step in range(5):
+        if step == when and rank == 1:
+            module.to(memory_format=torch.channels_last)
+        x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(10 * step + rank))
+        (mean,) = torch.autograd.grad(module(x).square().mean(), [module.weight])
+        mean = mean.contiguous() / 2
+        dist.all_reduce(mean)
+        ddp.zero_grad()
+        ddp(x).square().mean().backward()
+        torch.testing.assert_close(module.weight.grad, mean)
+
+
+@on_ranks(2)
+def test_a_layer_is_unfrozen_in_every_other_step(rank: int) -> None:
+    module = nn.Sequential(*(nn.Linear(2, 2) for _ in range(7)))
+    module[6].requires_grad_(False)
+    ddp = minddp.DistributedDataParallel(module)
+    for step in range(5):
+        module[6].requires_grad_(step == 4)
+        with pytest.raises(RuntimeError, match=r"not reduced: `6\.weight`") if step == 4 else nullcontext():
+            ddp(batch(rank, step)).sum().backward()
 
 
 # ------------------------------------------------------------------ an exception before the first gradient

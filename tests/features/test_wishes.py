@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import minddp
-from minddp.replicas.module_change_check import FEW
 from tests.features.beside import Trail, Wrap, play, random, snapshot
 from tests.logs import logged, must_log
 from tests.ranks import of_all_ranks, on_ranks
@@ -247,10 +246,8 @@ def test_a_parameter_that_is_added_is_noticed(rank: int, before: int, is_copy: b
     for _ in range(before):
         ddp(torch.ones(1, 3)).sum().backward()
     ddp.module.body.scale = nn.Parameter(torch.ones(1))
-    num_submodules = 5 + 10
     with pytest.raises(RuntimeError, match=r"`body\.scale` did not exist"):
-        for _ in range(1 if before == 0 else -(-num_submodules // FEW)):
-            ddp(torch.ones(1, 3)).sum().backward()
+        ddp(torch.ones(1, 3))
 
 
 @on_ranks(2)
@@ -274,14 +271,13 @@ def test_a_wrapper_may_share_its_parameters_with_another(rank: int) -> None:
 
 
 @on_ranks(2)
-def test_a_new_head_on_a_frozen_module_is_noticed_after_one_backward(rank: int) -> None:
+def test_a_new_head_on_a_frozen_module_is_noticed(rank: int) -> None:
     ddp = wrapped(deep=30)
     for _ in range(4):
         ddp(torch.ones(1, 3)).sum().backward()
     ddp.module.requires_grad_(False)
     ddp.module.deep.append(nn.Linear(3, 3))
     ddp.module.forward = ddp.module.deep[-1].forward
-    ddp(torch.ones(1, 3)).sum().backward()
     with pytest.raises(RuntimeError, match=r"`deep\.30\.weight` did not exist"):
         ddp(torch.ones(1, 3))
 

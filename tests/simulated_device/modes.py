@@ -241,7 +241,7 @@ def _zeroed_step(training: Training) -> None:
 def _recorded_step(training: Training) -> None:
     with XRay(training.ddp) as recorded:
         training.step()
-    assert training.rank > 0 or all(rank.events for rank in recorded.result.recording.ranks)
+    assert training.rank > 0 or all(rank.events for rank in recorded.recording.ranks)
 
 
 def _finalized_step(training: Training) -> None:

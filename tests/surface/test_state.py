@@ -281,7 +281,7 @@ def test_the_guard_of_another_group_knows_the_hook(rank: int) -> None:
     ddp.register_comm_hook(state, post_localSGD_hook)
     ddp.move_to_group(dist.new_group([0, 1]))
     drift = ddp.guard.checks["drift"]
-    assert drift._hook == "post_localSGD_hook"
+    assert "post_localSGD_hook" in drift._reducer
     assert drift._is_over
 
 

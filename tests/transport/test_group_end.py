@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import minddp
+from minddp.platform import store
 from minddp.transport import open_transport
 from minddp.transport.process_group import ProcessGroupTransport
 from tests.ranks import on_ranks
@@ -87,3 +89,14 @@ def test_threads_of_another_group_live_on(rank: int) -> None:
     dist.destroy_process_group(groups[0])
     ddps[1](torch.ones(1, 1)).sum().backward()
     assert _began_after(before) == {"minddp shared memory", "minddp"}
+
+
+@on_ranks(2)
+def test_all_wrappers_of_a_group_use_one_connection_to_its_store(rank: int) -> None:
+    with mock.patch.object(store, "own_connection", side_effect=store.own_connection) as opened:
+        for _ in range(3):
+            ddp = minddp.DistributedDataParallel(nn.Linear(2, 2), process_group=dist.new_group([0, 1]))
+            for _ in range(2):
+                minddp.DistributedDataParallel(ddp.module, process_group=ddp.process_group)
+                ddp(torch.ones(1, 2)).sum().backward()
+    assert opened.call_count == 3

@@ -209,7 +209,7 @@ class Shares(Extension):
         assert self.logical_ranks is not None
         self.logical_ranks.deal()
         # New ranks may have different buckets.
-        ddp._reducer.store.restart(ddp._transport.allocate)
+        ddp._reducer.store.restart(ddp._transport)
 
     def pre_forward(self, ddp: DistributedDataParallel) -> None:
         assert self.logical_ranks is not None

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minddp.platform.repeating_thread import RepeatingThread
-from minddp.platform.store import Messages, own_connection
+from minddp.platform.store import Messages
 from minddp.tools.watchdog.check import Check, Finding, Notes
 from minddp.transport.protocols import Transport
 
@@ -45,8 +45,7 @@ class NotesComparison:
             self._thread = RepeatingThread(self.turn, EVERY_S, "minddp/guard")
 
     def open(self, name: str) -> None:
-        store = own_connection(self._store)
-        self._messages = Messages.open(store, f"minddp/guard/{name}", self._rank, self._world_size)
+        self._messages = Messages.open(self._store, f"minddp/guard/{name}", self._rank, self._world_size)
 
     def abandon(self) -> None:
         """The guard is gone. The thread ends by itself and keeps no parameter alive until then."""

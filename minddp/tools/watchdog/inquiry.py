@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from minddp.platform.rank_processes import RankProcesses
 from minddp.platform.repeating_thread import RepeatingThread
-from minddp.platform.store import POLL_S, Messages, own_connection
+from minddp.platform.store import POLL_S, Messages
 from minddp.tools.watchdog.diagnosis import Diagnosis, diagnose
 from minddp.tools.watchdog.rank_state import EXITED, LEFT, SILENT, STOPPED, RankState
 from minddp.transport.protocols import Transport
@@ -40,8 +40,7 @@ class Inquiry:
 
     def __init__(self, transport: Transport, state: Callable[[], RankState | None], left: str = LEFT):
         assert transport.store is not None
-        store, topic = own_connection(transport.store), "minddp/watchdog"
-        self.messages = Messages.open(store, topic, transport.rank, transport.world_size)
+        self.messages = Messages.open(transport.store, "minddp/watchdog", transport.rank, transport.world_size)
         self._state, self.left = state, left
         self._processes = RankProcesses(self.messages)
         self._answered = 0
