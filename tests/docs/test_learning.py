@@ -24,6 +24,7 @@ def _lessons_run_on_ranks_that_are_there(monkeypatch: pytest.MonkeyPatch, ranks:
     monkeypatch.setattr(lessons, "run", run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", quotes.pages(), ids=lambda page: page.name)
 def test_what_a_page_quotes_is_still_true(page: Path) -> None:
     assert quotes.run_cog("--check", "--diff", str(page)) == 0

@@ -74,6 +74,7 @@ def test_what_is_wrong_first_is_recognised(name):
     assert first_fault(name) == (WRONG | ALIKE)[name]
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_the_bits_of_a_wrong_gradient():
     checks_made = [verdict.check for verdict in grade(f"{FILE}:SendsNothing", world_sizes=[2], limit_s=LIMIT_S)]
     assert "the bits of torch's DDP" not in checks_made
@@ -89,6 +90,7 @@ def test_every_wrong_class_is_told_apart():
     assert len(set(WRONG.values())) == len(WRONG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rung", "lacks"),
     [
@@ -107,6 +109,7 @@ def test_a_rung_has_right_gradients_and_lacks_what_it_lacks(rung, lacks):
     assert "No gradient for `layers.c.weight`" in verdicts["unused parameters"].fault.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "lacks"),
     [

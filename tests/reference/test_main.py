@@ -13,6 +13,7 @@ from reference.sharding import Held
 from tests.processes import python
 
 
+@pytest.mark.slow
 def test_every_rung_has_the_oracles_gradients_and_a_row():
     rows = {line.split()[0]: line.split() for line in python("-m", "reference").splitlines()[2:-2]}
     assert [*rows] == [*RUNGS]

@@ -11,7 +11,7 @@ import torch
 from tests.ranks import RankPool
 from tests.simulated_device.modes import MODES, Outcome, run_on_cpu, run_on_device
 
-TRANSPORTS = ("process_group", "nccl")
+TRANSPORTS = ("process_group", pytest.param("nccl", marks=pytest.mark.slow))
 Ranks = Callable[[int], RankPool]
 
 

@@ -111,6 +111,7 @@ torch.cuda.cudart()
 """
 
 
+@pytest.mark.slow
 def test_what_has_no_replacement_raises_and_what_has_one_means_what_it_does_on_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ASK)  # torch.jit reads the source
     done = minddp("exec", "--on-cpu", sys.executable, "train.py", cwd=tmp_path)
