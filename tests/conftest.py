@@ -42,6 +42,8 @@ SLOW = [
         "compat/test_zero.py",
         "conformance",
         "tools/doctor/test_doctor_command.py",
+        "tools/elastic/test_dropped_group.py",
+        "tools/elastic/test_survival.py",
         "features/test_scripts.py",
         "parity/test_faults.py",
         "surface/test_compile.py",

@@ -118,6 +118,7 @@ def test_ranks_have_the_environment_of_the_call(monkeypatch: pytest.MonkeyPatch)
         assert minddp.launch(value, ranks=1) == [wanted]
 
 
+@pytest.mark.slow
 def test_a_script_launches_its_own_functions_and_classes(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     printed = python("script.py", cwd=tmp_path)

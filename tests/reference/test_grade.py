@@ -80,6 +80,7 @@ def test_nothing_is_said_of_the_bits_of_a_wrong_gradient():
     assert "the bits of torch's DDP" not in checks_made
 
 
+@pytest.mark.slow
 def test_a_fault_found_on_a_rank_is_told_though_others_hang():
     *_, verdict = grade(f"{FILE}:Hangs", world_sizes=[2], limit_s=6.0)
     assert (verdict.check, verdict.fault.trap) == ("gradients are averaged", "forgotten")

@@ -629,6 +629,7 @@ def test_the_error_of_a_future_is_one_for_torchs_ddp() -> None:
     )
 
 
+@pytest.mark.slow
 @on_ranks(2)
 def test_many_groups_leave_nothing(rank: int) -> None:
     footprints = []

@@ -211,6 +211,7 @@ def stop_at_last(rank: int) -> None:
     transport.all_reduce(tensor).wait()
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_with_its_host_at_the_time_limit() -> None:
     with mortal_ranks(group_timeout_s=4.0, grace_s=3.0) as pool, pytest.raises(RankFailure) as failure:
         pool.run(stop_at_last)

@@ -129,6 +129,7 @@ def test_a_new_group_works_after_a_failure(rank: int, letters: str) -> None:
 # ---------------------------------------------------------------------- coming and going
 
 
+@pytest.mark.slow
 @on_hosts
 @pytest.mark.parametrize(("letters", "times"), [("aa", 100), ("aab", 30)])
 def test_many_transports_leave_nothing(rank: int, letters: str, times: int) -> None:

@@ -16,10 +16,6 @@ from tests.tools.elastic.job import Job, digests
 from tests.tools.elastic.survivor import undisturbed
 
 
-def moments(*fast: str, slow: tuple[str, ...]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("moment", [*fast, *(pytest.param(m, marks=pytest.mark.slow) for m in slow)])
-
-
 def fault(member: int, moment: str, step: int = 0, signal: str = "SIGKILL") -> dict[str, Any]:
     return {"member": member, "moment": moment, "step": step, "signal": signal}
 
@@ -37,7 +33,7 @@ def of(events: Any, kind: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == kind]
 
 
-@moments("backward", "vote", "after vote", slow=("forward", "buffers", "end of step"))
+@pytest.mark.parametrize("moment", ["backward", "vote", "after vote", "forward", "buffers", "end of step"])
 def test_a_rank_dies_in_a_step(moment: str) -> None:
     """The loss is noticed without a time limit: all are 60 s or more."""
     events = train(4, fault(2, moment, 5))
@@ -47,7 +43,7 @@ def test_a_rank_dies_in_a_step(moment: str) -> None:
     assert len(counted) == len(set(counted)), "a step has counted twice"
 
 
-@moments("move", "receive", slow=("construction", "after construction", "after move"))
+@pytest.mark.parametrize("moment", ["move", "receive", "construction", "after construction", "after move"])
 def test_ranks_die_while_the_others_come_together(moment: str) -> None:
     assert len(digests(train(3, fault(1, moment)))) == 2
 
@@ -127,7 +123,6 @@ def test_an_error_of_the_script_is_no_loss() -> None:
     assert set(digests(events)) == {undisturbed(12)}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)  # a bound for a machine with many other jobs: it ends when no step is made for a minute
 @pytest.mark.parametrize("transport", ["auto", "process_group"])
 def test_ten_kills_at_random(transport: str) -> None:
@@ -139,7 +134,6 @@ def test_ten_kills_at_random(transport: str) -> None:
     assert report.is_undisturbed, report
 
 
-@pytest.mark.slow
 def test_torchs_agents_start_what_dies_again(tmp_path: Path) -> None:
     plan = json.dumps({"folder": str(tmp_path), "steps": 400, "share_s": 0.01, "faults": [fault(2, "forward", 3)]})
     command = [sys.executable, "-m", "minddp", "elastic", "--nproc", "2", "-m", "tests.tools.elastic.survivor"]
