@@ -124,7 +124,7 @@ class MixedPrecision(Mode):
     def _on_backward(self, _unreached: set[int], _place: int | None) -> None:
         self._lower()
         _cast_grads(self._params.values())
-        autograd.call_at_end_of_backward(self.restore)
+        autograd.call_at_end_of_backward(self.restore, on_failure=self.restore)
 
     def _keep(self, param: Any, original: torch.Tensor, low: torch.Tensor | None) -> None:
         param._fp_param = original

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import minddp
 from tests.logs import logged
-from tests.ranks import on_ranks
+from tests.ranks import of_all_ranks, on_ranks
 
 ONE_EACH = [1e-6]  # MiB: one bucket for each parameter
 
@@ -91,6 +93,30 @@ def test_a_layer_is_unfrozen_in_every_other_step(rank: int) -> None:
         module[6].requires_grad_(step == 4)
         with pytest.raises(RuntimeError, match=r"not reduced: `6\.weight`") if step == 4 else nullcontext():
             ddp(batch(rank, step)).sum().backward()
+
+
+# ------------------------------------------------------------------ right in minddp alone
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("wrap", [TorchDDP, minddp.DistributedDataParallel])
+def test_a_copy_of_a_static_graph_averages(rank: int, wrap: type[nn.Module]) -> None:
+    ddp = wrap(nn.Linear(2, 2), static_graph=True)
+    for step in range(2):
+        ddp(batch(rank, step)).sum().backward()
+    copied = copy.deepcopy(ddp)
+    copied.zero_grad()
+    copied(batch(rank)).square().sum().backward()
+    assert all(map(torch.equal, *of_all_ranks(grads(copied)))) == (wrap is not TorchDDP)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("wrap", [TorchDDP, minddp.DistributedDataParallel])
+def test_a_backward_that_creates_a_graph_averages(rank: int, wrap: type[nn.Module]) -> None:
+    ddp = wrap(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError, match="in-place") if wrap is TorchDDP else nullcontext():
+        ddp(batch(rank)).square().sum().backward(create_graph=True)
+        assert all(map(torch.equal, *of_all_ranks(grads(ddp))))
 
 
 # ------------------------------------------------------------------ an exception before the first gradient

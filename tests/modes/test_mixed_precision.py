@@ -376,6 +376,19 @@ def test_what_is_in_which_dtype_when(rank: int) -> None:
 
 
 @on_ranks(2)
+def test_parameters_have_full_precision_after_an_exception_in_backward(rank: int) -> None:
+    ddp = build(BF16)
+    failing = ddp.module.last.weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(ddp, rank)
+    assert is_in_full_precision(ddp)
+    failing.remove()
+    ddp.zero_grad()
+    train(ddp, rank)
+    assert is_in_full_precision(ddp)
+
+
+@on_ranks(2)
 def test_floating_point_tensors_in_arguments_are_cast(rank: int) -> None:
     class Listing(nn.Module):
         def __init__(self) -> None:
