@@ -59,7 +59,7 @@ def test_torchs_quantization_hooks(ranks: Any, name: str) -> None:
 @on_ranks(2)
 @needs("register_pre_hook", "register_post_hook")
 def test_hooks_of_the_group_see_the_same_reductions(rank: int) -> None:
-    """The rebuild is one broadcast, of the order; torch also sends the buckets' sizes."""
+    """The rebuild is one broadcast, of the order and the strides; torch also sends the buckets' sizes."""
     group = dist.new_group()
     seen: list[str] = []
     group.register_pre_hook(1, lambda call: seen.append(f"{call.name} of {call.input_tensors[0].numel()}"))
@@ -77,7 +77,7 @@ def test_hooks_of_the_group_see_the_same_reductions(rank: int) -> None:
     reductions = ["HookOpName.ALLREDUCE of 35"] * 3
     assert [call for call in theirs if "ALLREDUCE of" in call] == reductions
     assert [call for call in ours if "ALLREDUCE of" in call] == reductions
-    assert ours[2:4] == ["HookOpName.BROADCAST of 2", "HookOpName.BROADCAST returned"]
+    assert ours[2:4] == ["HookOpName.BROADCAST of 5", "HookOpName.BROADCAST returned"]
 
 
 # ------------------------------------------------------------------ groups that are reconfigured
