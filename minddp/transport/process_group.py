@@ -34,7 +34,7 @@ class ProcessGroupTransport:
         self.rank = group.rank()
         self.world_size = group.size()
         store = _registered_store(group)
-        self.store = None if store is None else dist.PrefixStore(topic, connection_for_messages(store))
+        self.store = _store_for_messages(group, topic)
         self.group_store = None if store is None else dist.PrefixStore(topic, store)  # may be the server
         self._is_python_group = type(group) is not _Group
         backend = None if self._is_python_group else backend_for(group, torch.device("cpu"))
@@ -125,6 +125,18 @@ class _PythonGroupWork:
 def _registered_store(group: dist.ProcessGroup) -> dist.Store | None:
     """`None` for a group that torch did not make."""
     return dist.distributed_c10d._world.pg_map.get(group, (None, None))[1]
+
+
+def _store_for_messages(group: dist.ProcessGroup, topic: str) -> dist.Store | None:
+    """`None` also for a store that cannot carry messages, such as that of torch's "fake" backend."""
+    if (store := _registered_store(group)) is None:
+        return None
+    try:
+        return dist.PrefixStore(topic, connection_for_messages(store))
+    except RuntimeError as error:
+        if "pure virtual" not in str(error):
+            raise
+        return None
 
 
 def backend_for(group: dist.ProcessGroup, device: torch.device) -> Backend | None:

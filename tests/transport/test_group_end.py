@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import minddp
 from minddp.platform import store
@@ -100,3 +101,14 @@ def test_all_wrappers_of_a_group_use_one_connection_to_its_store(rank: int) -> N
                 minddp.DistributedDataParallel(ddp.module, process_group=ddp.process_group)
                 ddp(torch.ones(1, 2)).sum().backward()
     assert opened.call_count == 3
+
+
+def test_a_group_whose_store_cannot_carry_messages() -> None:
+    """Torch's class needs no store either, but fails with this backend."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        ddp = minddp.DistributedDataParallel(nn.Linear(2, 2))
+        for _ in range(3):
+            ddp(torch.ones(1, 2)).sum().backward()
+    finally:
+        dist.destroy_process_group()
