@@ -28,17 +28,23 @@ from minddp.platform.host import usable_cores
 
 SPIN_LIMIT_S = 0.05  # a rank that has not come by then is likely to take much longer
 PREEMPTED_S = 0.0005  # a longer gap between two polls is a preemption, unless this process has used the time
+MAX_WAITS_WITHOUT_SPIN = 256
 
 
 class SpinWait:
-    """Polls for at most `limit_s` seconds in each wait."""
+    """Polls for at most `limit_s` seconds in each wait. After a preemption it skips some waits."""
 
     def __init__(self, limit_s: float):
         self.limit_s = limit_s
+        self._waits_to_skip = 0
+        self._next_waits_to_skip = 1
 
     def spin(self, is_over: Callable[[], object], limit_s: float = float("inf")) -> None:
         """Return once `is_over()`, or when it is better to sleep."""
         if min(limit_s, self.limit_s) <= 0:
+            return
+        if self._waits_to_skip > 0:
+            self._waits_to_skip -= 1
             return
         start, cpu_time_at_start = time.monotonic(), time.process_time()
         now, end = start, start + min(limit_s, self.limit_s)
@@ -46,12 +52,16 @@ class SpinWait:
             os.sched_yield()
             _release_interpreter_lock(0)
             previous, now = now, time.monotonic()
-            if now > end:
-                return
             if now - previous > PREEMPTED_S:
                 taken_by_others_s = now - start - (time.process_time() - cpu_time_at_start)
                 if taken_by_others_s > PREEMPTED_S:
+                    # Skip the next wait; after another preemption the next two, then four, and so on
+                    self._waits_to_skip = self._next_waits_to_skip
+                    self._next_waits_to_skip = min(2 * self._next_waits_to_skip, MAX_WAITS_WITHOUT_SPIN)
                     return
+            if now > end:
+                return
+        self._next_waits_to_skip = 1
 
 
 _release_interpreter_lock = select.poll().poll if hasattr(select, "poll") else time.sleep

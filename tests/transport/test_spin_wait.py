@@ -17,7 +17,13 @@ from minddp.platform import acceleration_switch
 from minddp.tools.watchdog import WatchedTransport
 from minddp.transport import process_group, spin_wait
 from minddp.transport.process_group import MAX_SPIN_BYTES, ProcessGroupTransport, _SpinningWork
-from minddp.transport.spin_wait import PREEMPTED_S, SPIN_LIMIT_S, SpinWait, spin_wait_among
+from minddp.transport.spin_wait import (
+    MAX_WAITS_WITHOUT_SPIN,
+    PREEMPTED_S,
+    SPIN_LIMIT_S,
+    SpinWait,
+    spin_wait_among,
+)
 from tests.ranks import on_ranks
 
 POLL_S = PREEMPTED_S / 10  # one poll on a core that no other process wants
@@ -107,10 +113,24 @@ def test_a_late_rank_does_not_end_later_spins(monkeypatch: pytest.MonkeyPatch) -
         assert polls_of(ours) > 100
 
 
-def test_a_preemption_ends_a_spin_and_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock({1: GAP_S, 2: GAP_S}).put_in(monkeypatch)
+def test_after_each_preemption_twice_as_many_waits_do_not_spin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(dict.fromkeys(range(1, 1000), GAP_S)).put_in(monkeypatch)
     ours = SpinWait(SPIN_LIMIT_S)
-    assert [polls_of(ours, over_at=4) for _ in range(3)] == [1, 1, 4]
+    for asleep in (1, 2, 4, 8, 16, 32, 64, 128, *[MAX_WAITS_WITHOUT_SPIN] * 3):
+        assert polls_of(ours) == 1
+        yields = clock.yields
+        assert [polls_of(ours, over_at=1) for _ in range(asleep)] == [0] * asleep
+        assert clock.yields == yields
+
+
+def test_a_spin_that_succeeds_resets_the_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock({1: GAP_S, 2: GAP_S, 3: GAP_S}).put_in(monkeypatch)
+    ours = SpinWait(SPIN_LIMIT_S)
+    assert [polls_of(ours) for _ in range(5)] == [1, 0, 1, 0, 0]
+    assert polls_of(ours, over_at=1) == 1
+    assert [polls_of(ours, over_at=4) for _ in range(4)] == [1, 0, 4, 4]
 
 
 def test_time_used_by_another_thread_of_this_process_is_no_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
