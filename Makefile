@@ -14,10 +14,10 @@ demo: venv  ## Train a small GPT on two ranks for about a minute, then prove the
 # Tests wait for other ranks half of the time, so two cores have work for three workers. `make gpu` runs tests/gpu.
 PYTEST := $(BIN)/pytest -q -n $(or $(WORKERS),3) --ignore tests/gpu
 
-test: venv  ## Run the tests that decide (some four minutes on 2 cores).
+test: venv  ## Run the tests that decide (some six minutes on 2 cores).
 	$(PYTEST) --dist worksteal -m "not slow"
 
-check: test slow lint types  ## Everything that a change must pass: all tests, lint, types (some fifteen minutes).
+check: test slow lint types  ## Everything that a change must pass: all tests, lint, types (some forty minutes).
 
 slow: venv .venv/docs-installed chromium  ## Run the tests that `make test` leaves out: frameworks, browser, benchmarks, site.
 	$(PYTEST) --dist loadfile --no-loadscope-reorder -m slow
