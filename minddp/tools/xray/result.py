@@ -34,15 +34,15 @@ class Result:
 
     @property
     def recording(self) -> Recording:
-        """What was recorded.
+        """The recording, once it has ended.
 
         Raises:
-            RuntimeError: it is not over, or an exception ended it.
+            RuntimeError: it has not ended yet, or an exception has ended it.
         """
         if self._recording is None:
             raise RuntimeError(
-                "This x-ray has not ended yet, or by an exception: use its result after the `with` block, or after "
-                "stop()."
+                "This x-ray has not ended yet, or an exception has ended it: use its result after the `with` block, "
+                "or after stop()."
             )
         return self._recording
 
