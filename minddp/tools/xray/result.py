@@ -41,8 +41,8 @@ class Result:
         """
         if self._recording is None:
             raise RuntimeError(
-                "This x-ray has not ended yet, or an exception has ended it: use its result after the `with` block, "
-                "or after stop()."
+                "This x-ray has not ended yet, or an exception has ended it: use its result after the `with` "
+                "block, or after stop()."
             )
         return self._recording
 

@@ -153,7 +153,7 @@ def test_an_exception_discards_the_recording(rank: int) -> None:
         with pytest.raises(RuntimeError, match="has not ended yet"):
             x.save("step.html")
         raise ZeroDivisionError
-    with pytest.raises(RuntimeError, match="or by an exception"):
+    with pytest.raises(RuntimeError, match="or an exception has ended it"):
         _ = x.recording
 
 
